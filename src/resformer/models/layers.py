@@ -1,0 +1,190 @@
+"""The host's block: pre-norm attention and SwiGLU, as in Llama. It names no variant: what a layer owns, reads, stores and sends is its row.
+
+Shapes: B batch, T new tokens, S all tokens so far, C hidden size, H query heads, H_kv key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..core.plan import Row
+from ..core.policy import Policy
+from .configuration import ResFormerConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in fp32 (Zhang and Sennrich 2019)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x = hidden.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * x.to(hidden.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary positions (Su et al. 2021), half-split layout, with every scaling that transformers knows (`rope_parameters`)."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: ResFormerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rope_type = config.rope_parameters["rope_type"]
+        self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
+        inv_freq, self.attention_scaling = self.rope_init_fn(config)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    def rope_init_fn(self, config: ResFormerConfig, device: torch.device | None = None, **kwargs: Any) -> tuple[Tensor, float]:
+        """Inverse frequencies `[D / 2]` and the factor on cos and sin; `dynamic_rope_update` calls it again as sequences grow."""
+        if self.rope_type != "default":
+            return ROPE_INIT_FUNCTIONS[self.rope_type](config, device=device, **kwargs)
+        base, dim = config.rope_parameters["rope_theta"], config.shape().head_dim
+        return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float, device=device) / dim), 1.0
+
+    @torch.no_grad()
+    @dynamic_rope_update
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, each `[B, T, D]` in the dtype of `x`."""
+        angles = position_ids[..., None].float() * self.inv_freq.float().to(x.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
+
+
+def rotate(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
+    """Turn queries or keys by their positions."""
+    left, right = x_BHTD.chunk(2, dim=-1)
+    return x_BHTD * cos_B1TD + torch.cat((-right, left), dim=-1) * sin_B1TD
+
+
+def repeat_heads(x_BHSD: Tensor, groups: int) -> Tensor:
+    """Repeat each KV head for its query heads: `[B, H_kv, S, D]` -> `[B, H, S, D]`."""
+    return x_BHSD if groups == 1 else x_BHSD.repeat_interleave(groups, dim=1)
+
+
+def eager_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, dropout: float = 0.0, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention by matrices, which also returns the weights `[B, H, T, S]`; output `[B, T, H, D]`."""
+    key, value = repeat_heads(key, module.num_key_value_groups), repeat_heads(value, module.num_key_value_groups)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class Attention(nn.Module):
+    """Causal attention whose value follows from the layer's row and policy."""
+
+    def __init__(self, config: ResFormerConfig, row: Row, policy: Policy | None) -> None:
+        super().__init__()
+        shape = config.shape()
+        self.config, self.row, self.layer_idx = config, row, row.layer - 1
+        self.head_dim, self.num_key_value_groups = shape.head_dim, shape.heads // shape.kv_heads
+        self.scaling, self.attention_dropout, self.is_causal = shape.head_dim**-0.5, config.attention_dropout, True
+        width, kv_width, bias = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(shape.hidden_size, width, bias=bias)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=bias)
+        if row.owns_value:
+            self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=bias)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=bias)
+        self.value_residual = policy
+
+    def forward(
+        self,
+        hidden: Tensor,
+        *received: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor | None, ...]:
+        """Attend.
+
+        Args:
+            hidden: normed input `[B, T, C]`.
+            received: the tensors of `row.reads`, then `row.coefficients` tensors from outside the blocks.
+            position_embeddings: cos and sin, `[B, T, D]`.
+            attention_mask: as the attention function wants it.
+            cache: storage only; values travel as tensors.
+
+        Returns:
+            Output `[B, T, C]`, attention weights (None but for eager), then the tensors of `row.sends`.
+        """
+        row, policy = self.row, self.value_residual
+        reads, coefficients = received[: len(row.reads)], received[len(row.reads) :]
+        heads_shape = (*hidden.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden).view(heads_shape).transpose(1, 2)
+        key = self.k_proj(hidden).view(heads_shape).transpose(1, 2)
+        own = self.v_proj(hidden).view(heads_shape) if row.owns_value else None
+        cos, sin = (x.unsqueeze(1) for x in position_embeddings)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+
+        value = own
+        if policy is not None and row.stores == "mixed":
+            value = policy.mix(own, reads, hidden, coefficients)
+        slot = key[..., :0] if row.stores == "none" else value.transpose(1, 2)
+        if cache is not None:
+            key, slot = cache.update(key, slot, self.layer_idx, kwargs=kwargs)
+        stored = slot.transpose(1, 2)
+        value = stored
+        if policy is not None and row.stores != "mixed":
+            value = policy.mix(stored if row.stores == "own" else None, reads, hidden, coefficients)
+
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(
+            self, query, key, value.transpose(1, 2), attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        sent = tuple(own if state == "raw" else stored for _, state in row.sends)
+        return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights, *sent
+
+
+class MLP(nn.Module):
+    """down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: ResFormerConfig) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """One block: `hidden, *sent = layer(hidden, *received)`. Tensors in, tensors out, so checkpointing and FSDP2 keep every gradient."""
+
+    def __init__(self, config: ResFormerConfig, row: Row, policy: Policy | None) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, row, policy)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, *received: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+        out, _, *sent = self.self_attn(self.input_layernorm(hidden), *received, **kwargs)
+        hidden = hidden + out
+        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return hidden, *sent
