@@ -1,7 +1,8 @@
 """resformer: the reference library for value residual learning (ResFormer and SVFormer, arXiv 2410.17897) in PyTorch.
 
-Importing it is cheap: names load what they need when they are first used. It also makes `AutoModelForCausalLM.from_pretrained` and the other
-Auto classes of transformers find our models, whichever package is imported first.
+Importing it is cheap: names load what they need when they are first used. It also makes
+`AutoModelForCausalLM.from_pretrained` and the other Auto classes of transformers find our models, whichever package is
+imported first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HOMES = {
     "register_variant": "core.registry",
     "UserError": "errors",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from .core.registry import register_variant as register_variant

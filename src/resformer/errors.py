@@ -1,7 +1,7 @@
 """What a user's mistake looks like: one line that names the key or file and the way out.
 
-The command line turns a `UserError` into exit code 2 without a traceback; every other exception is a failure at run time (exit code 1).
-This module imports nothing of the package, so every layer may raise it.
+The command line turns a `UserError` into exit code 2 without a traceback; every other exception is a failure at run
+time (exit code 1). This module imports nothing of the package, so every layer may raise it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Hands tensors from layer to layer in a host's layer loop, and drops them after their last reader.
 
-It lives in the loop, outside every block: blocks get tensors as positional arguments and return tensors. (A list or dict passed *into* a
-block loses gradients under reentrant checkpointing and its identity under FSDP2; tensors do neither.)
+It lives in the loop, outside every block: blocks get tensors as positional arguments and return tensors. (A list or
+dict passed *into* a block loses gradients under reentrant checkpointing and its identity under FSDP2; tensors do
+neither.)
 """
 
 from __future__ import annotations

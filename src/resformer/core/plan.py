@@ -1,7 +1,8 @@
-"""The plan: a static table, one row a layer, of who owns a value, what each layer reads, and what its cache slot stores.
+"""The plan: a static table, one row a layer, of who owns a value, what each layer reads, and what its cache slot
+stores.
 
-Everything else is read off the plan and never decided again: which parameters exist, what a layer hands on, how long a tensor must live,
-how the cache is laid out, how many bytes a token costs. This module imports no torch.
+Everything else is read off the plan and never decided again: which parameters exist, what a layer hands on, how long a
+tensor must live, how the cache is laid out, how many bytes a token costs. This module imports no torch.
 
 Layers are numbered from 1, as in the paper.
 """
@@ -22,7 +23,8 @@ class Read:
     """One tensor that a layer takes from an earlier one.
 
     `state` "raw": the projection of the new tokens before any mixing, `[B, T, H_kv, D]`.
-    `state` "stored": what the source's cache slot returns, all tokens so far, `[B, S, H_kv, D]` (S = T without a cache).
+    `state` "stored": what the source's cache slot returns, all tokens so far, `[B, S, H_kv, D]` (S = T without a
+    cache).
     """
 
     layer: int
@@ -34,15 +36,17 @@ class Read:
 class Row:
     """One layer of a plan.
 
-    Two rows are equal when their blocks compute the same graph; so the layer's number does not take part in the comparison.
+    Two rows are equal when their blocks compute the same graph; so the layer's number does not take part in the
+    comparison.
 
     Attributes:
         layer: number of the layer, from 1.
         owns_value: the layer has a W_v of its own.
         reads: tensors taken from earlier layers, in the order in which `Policy.mix` gets them.
         coefficients: number of tensors that parameters outside the blocks send to this layer (Learnable-Plus).
-        stores: what the value slot of the layer's cache holds: the value after mixing ("mixed": only new tokens are mixed), the layer's
-            own value before mixing ("own": mixing sees all tokens), or nothing ("none": values are read from another layer).
+        stores: what the value slot of the layer's cache holds: the value after mixing ("mixed": only new tokens are
+            mixed), the layer's own value before mixing ("own": mixing sees all tokens), or nothing ("none": values are
+            read from another layer).
         sends: tensors that later layers read; filled by `link`.
     """
 
@@ -77,7 +81,9 @@ def link(rows: Iterable[Row]) -> Plan:
 
 
 def validate(plan: Sequence[Row]) -> None:
-    """Check that a plan can be run: sources come earlier and own what is read from them, and every layer has a value to attend to."""
+    """Check that a plan can be run: sources come earlier and own what is read from them, and every layer has a value to
+    attend to.
+    """
     assert plan, "a plan has at least one row"
     for number, row in enumerate(plan, start=1):
         assert row.layer == number, f"row {number} of the plan says it is layer {row.layer}"
@@ -87,11 +93,12 @@ def validate(plan: Sequence[Row]) -> None:
             assert 1 <= read.layer < number, f"layer {number} reads layer {read.layer}, which does not come before it"
             source = plan[read.layer - 1]
             assert source.owns_value, f"layer {number} reads the value of layer {read.layer}, which owns none"
-            assert read.state == "raw" or source.stores != "none", f"layer {number} reads a slot that layer {read.layer} lacks"
+            assert read.state == "raw" or source.stores != "none", (
+                f"layer {number} reads a slot that layer {read.layer} lacks"
+            )
             needs_all = row.stores != "mixed"
-            assert needs_all == (read.state == "stored"), (
-                f"layer {number} stores {row.stores!r} and so must read "
-                + ("all tokens ('stored')" if needs_all else "the new tokens ('raw')")
+            assert needs_all == (read.state == "stored"), f"layer {number} stores {row.stores!r} and so must read " + (
+                "all tokens ('stored')" if needs_all else "the new tokens ('raw')"
             )
 
 
@@ -118,7 +125,8 @@ def select_layers(spec: str | Sequence[int], total: int, *, lenient: bool = Fals
         total: number of layers of the model.
         lenient: let "last:k" ask for more layers than there are (used for a variant's default).
 
-    Layer 1 is the source and is never mixed with itself; "last:k" leaves it out. A model of one layer has no mixing layer.
+    Layer 1 is the source and is never mixed with itself; "last:k" leaves it out. A model of one layer has no mixing
+    layer.
 
     Raises:
         ValueError: with what was got, what was expected.
@@ -131,7 +139,9 @@ def select_layers(spec: str | Sequence[int], total: int, *, lenient: bool = Fals
             return tuple(mixing)[-max(1, round(total / 3)) :]
         head, _, count = spec.partition(":")
         if head != "last" or not count.isascii() or not count.isdigit() or int(count) < 1:
-            raise ValueError(f"layers is {spec!r}; expected 'all', 'last:k' with k >= 1, 'last_third' or a list of layer numbers")
+            raise ValueError(
+                f"layers is {spec!r}; expected 'all', 'last:k' with k >= 1, 'last_third' or a list of layer numbers"
+            )
         if int(count) > total and not lenient:
             raise ValueError(f"layers is {spec!r}, but the model has only {total} layers")
         return tuple(mixing)[-int(count) :]
@@ -142,7 +152,11 @@ def select_layers(spec: str | Sequence[int], total: int, *, lenient: bool = Fals
         raise ValueError(f"layers is {list(chosen)!r}; a layer is named twice")
     outside = [n for n in chosen if n not in mixing]
     if outside:
-        why = "layer 1 is the source and has no earlier value to read" if outside == [1] else f"the model has layers 1 to {total}"
+        why = (
+            "layer 1 is the source and has no earlier value to read"
+            if outside == [1]
+            else f"the model has layers 1 to {total}"
+        )
         raise ValueError(f"layers is {list(chosen)!r}; {why}: choose among 2 to {total}")
     return tuple(sorted(chosen))
 

@@ -1,8 +1,8 @@
 """Variants by name: a duplicate is an error, an unknown name is an error with the nearest valid one.
 
-A variant is a frozen dataclass whose fields are its options. Its file says the equation and where it comes from; the plan and the policies
-follow from the options. The built-in ones live in `variants/`, one file each; a user's own come through `register_variant` or the entry-point
-group `resformer.variants`.
+A variant is a frozen dataclass whose fields are its options. Its file says the equation and where it comes from; the
+plan and the policies follow from the options. The built-in ones live in `variants/`, one file each; a user's own come
+through `register_variant` or the entry-point group `resformer.variants`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def register_variant(name: str) -> Callable[[VariantClass], VariantClass]:
     def put(cls: VariantClass) -> VariantClass:
         taken = _registered.get(name)
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise UserError(f"variant name {name!r} is already taken by {taken.__module__}.{taken.__qualname__}; choose another name")
+            raise UserError(
+                f"variant name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another name"
+            )
         cls.name = name
         _registered[name] = cls
         return cls
@@ -138,7 +140,8 @@ def build(name: str, options: Mapping[str, Any] | None, shape: Shape) -> Variant
         shape: sizes of the model.
 
     Raises:
-        UserError: one that lists every problem: unknown options (with the nearest valid name), wrong types, values out of range.
+        UserError: one that lists every problem: unknown options (with the nearest valid name), wrong types, values out
+            of range.
     """
     cls = get(name)
     options = dict(options or {})
@@ -191,4 +194,10 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
     if origin is tuple:
         return "a list of whole numbers"
-    return {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false", type(None): "nothing (null)"}[hint]
+    return {
+        float: "a finite number",
+        int: "a whole number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "nothing (null)",
+    }[hint]

@@ -22,7 +22,9 @@ Tie = Literal["free", "lerp", "own_one"]
 
 
 def residual_plan(shape: Shape, layers: Sequence[int], *, coefficients: int = 0) -> Plan:
-    """Every layer owns its value; those in `layers` also read the raw value of layer 1. The mixed value is what is cached."""
+    """Every layer owns its value; those in `layers` also read the raw value of layer 1. The mixed value is what is
+    cached.
+    """
     return link(
         Row(layer=n, reads=(Read(layer=1),), coefficients=coefficients) if n in layers else Row(layer=n)
         for n in range(1, shape.layers + 1)
@@ -36,7 +38,9 @@ class FixedResidual(Policy):
         super().__init__()
         self.first, self.own = float(first), float(own)
 
-    def mix(self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]
+    ) -> Tensor:
         assert own is not None
         return weighted_sum(self.first, reads[0], self.own, own)
 
@@ -77,10 +81,14 @@ class LearnedResidual(Policy):
     Parameters: `first` (l1) and, when `tie` is "free", `own` (l2).
     """
 
+    first: Tensor
+    own: Tensor
+
     def __init__(self, *, init_first: float, init_own: float, granularity: Granularity, tie: Tie, shape: Shape) -> None:
         super().__init__()
         self.init_first, self.init_own, self.tie = float(init_first), float(init_own), tie
-        self.size = {"scalar": (1,), "head": (shape.kv_heads, 1), "channel": (shape.kv_heads, shape.head_dim)}[granularity]
+        sizes = {"scalar": (1,), "head": (shape.kv_heads, 1), "channel": (shape.kv_heads, shape.head_dim)}
+        self.size = sizes[granularity]
         declare_parameters(self)
 
     def initial_values(self) -> dict[str, Tensor]:
@@ -95,13 +103,18 @@ class LearnedResidual(Policy):
             return self.first, self.own
         return self.first, 1.0 - self.first if self.tie == "lerp" else 1.0
 
-    def mix(self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]
+    ) -> Tensor:
         assert own is not None
         first_weight, own_weight = self.weights()
         return weighted_sum(first_weight, reads[0], own_weight, own)
 
     def coefficient_map(self, coefficients: Sequence[Tensor]) -> dict[str, float]:
-        return {name: float(torch.as_tensor(weight).mean()) for name, weight in zip(("first", "own"), self.weights(), strict=True)}
+        return {
+            name: float(torch.as_tensor(weight).mean())
+            for name, weight in zip(("first", "own"), self.weights(), strict=True)
+        }
 
 
 def layer_names(layers: Sequence[int]) -> str:

@@ -1,4 +1,6 @@
-"""What a model costs, read off config and plan without building it: parameters, FLOPs, cache bytes. Tests hold it against live models."""
+"""What a model costs, read off config and plan without building it: parameters, FLOPs, cache bytes. Tests hold it
+against live models.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class Account:
     Attributes:
         parameters: all parameters; a tied head counts once.
         parameters_by_group: the same by group: embedding, head, attention, mlp, norm, lambdas.
-        flops_per_token: floating-point operations of one forward pass per token at `sequence_length`, matrix products only (2 per
-            multiply-add), attention scores counted over the whole sequence, without the causal half (the convention of the PaLM paper).
-            Training costs about three times as much.
+        flops_per_token: floating-point operations of one forward pass per token at `sequence_length`, matrix products
+            only (2 per multiply-add), attention scores counted over the whole sequence, without the causal half (the
+            convention of the PaLM paper). Training costs about three times as much.
         kv_bytes_per_token: bytes that one token adds to the cache.
         kv_ratio: the same relative to a model whose layers all store keys and values.
         sequence_length: tokens, for `flops_per_token`.
@@ -89,5 +91,7 @@ def _parameters(config: ResFormerConfig, shape: Shape, variant: Variant, plan: P
         "attention": sum(_attention_weights(config, shape, plan)),
         "mlp": shape.layers * mlp,
         "norm": (2 * shape.layers + 1) * hidden,
-        "lambdas": sum(parameter.numel() for module in modules if module is not None for parameter in module.parameters()),
+        "lambdas": sum(
+            parameter.numel() for module in modules if module is not None for parameter in module.parameters()
+        ),
     }

@@ -1,9 +1,9 @@
 """Registration with the Auto classes of transformers, in either import order, without importing torch or transformers.
 
-`import resformer` must stay fast, and transformers may be imported before or after it. So what is registered at first is a stand-in: an entry
-in transformers' config mapping that loads the real classes at the first look-up. Looking up happens when a user calls
-`AutoConfig.from_pretrained` and the like, long after all imports are done; registering the real classes *during* an import of transformers
-would run into half-initialised modules.
+`import resformer` must stay fast, and transformers may be imported before or after it. So what is registered at first
+is a stand-in: an entry in transformers' config mapping that loads the real classes at the first look-up. Looking up
+happens when a user calls `AutoConfig.from_pretrained` and the like, long after all imports are done; registering the
+real classes *during* an import of transformers would run into half-initialised modules.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class _ConfigStandIn:
 
 
 def _announce(module: ModuleType) -> None:
-    module.CONFIG_MAPPING.register(MODEL_TYPE, _ConfigStandIn(), exist_ok=True)  # type: ignore[attr-defined]
+    module.CONFIG_MAPPING.register(MODEL_TYPE, _ConfigStandIn(), exist_ok=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Waits for transformers' config mapping to be imported, announces us to it, and is gone."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != TARGET:
             return None
         if self in sys.meta_path:

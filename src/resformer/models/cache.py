@@ -1,9 +1,10 @@
 """Caches built from the plan.
 
-A layer that reads its values from another one stores keys only: it hands the cache a values tensor of width 0, `[B, H_kv, T, 0]`. Every cache
-operation of transformers (concatenate, reorder, crop, repeat, select, static index copy) holds for width 0, so a plain `DynamicCache` or
-`StaticCache` is right and small as well. The one exception is allocation ahead of time, where a stock static layer would guess the width from
-the keys; `KeysOnlyStaticLayer` mends that.
+A layer that reads its values from another one stores keys only: it hands the cache a values tensor of width 0, `[B,
+H_kv, T, 0]`. Every cache operation of transformers (concatenate, reorder, crop, repeat, select, static index copy)
+holds for width 0, so a plain `DynamicCache` or `StaticCache` is right and small as well. The one exception is
+allocation ahead of time, where a stock static layer would guess the width from the keys; `KeysOnlyStaticLayer` mends
+that.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def build_cache(model_or_config: object, kind: Kind = "dynamic", max_length: int
     """
     config = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, ResFormerConfig):
-        raise UserError(f"build_cache got {type(model_or_config).__name__}; expected a ResFormer model or ResFormerConfig")
+        raise UserError(
+            f"build_cache got {type(model_or_config).__name__}; expected a ResFormer model or ResFormerConfig"
+        )
     if kind not in KINDS:
         raise UserError(f"cache kind is {kind!r}; expected one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}")
     if kind == "dynamic":
@@ -67,7 +70,7 @@ def cache_bytes(cache: Cache) -> int:
     """Bytes of the distinct storages behind a cache's real tensors, each counted once."""
     storages: dict[int, int] = {}
     for layer in cache.layers:
-        for tensor in (layer.keys, layer.values):
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()

@@ -10,7 +10,9 @@ from ..core.policy import COEFFICIENTS_NAME, POLICY_NAME
 
 
 def group_of(name: str, parameter: nn.Parameter) -> str:
-    """ "lambdas" (anything below a policy or shared coefficients), "matrices" (two or more dims) or "vectors" (norms, biases)."""
+    """ "lambdas" (anything below a policy or shared coefficients), "matrices" (two or more dims) or "vectors" (norms,
+    biases).
+    """
     if {POLICY_NAME, COEFFICIENTS_NAME} & set(name.split(".")):
         return "lambdas"
     return "matrices" if parameter.dim() >= 2 else "vectors"
@@ -21,8 +23,9 @@ def optimizer_groups(
 ) -> list[dict[str, Any]]:
     """Groups for `torch.optim.AdamW(optimizer_groups(model, lr=...))`.
 
-    Matrices (embeddings and head among them, as in the paper's recipe) decay; norms, biases and lambdas do not. Lambdas are found by name,
-    so that gates of two dimensions count as well, and their learning rate is `lr * lambda_lr_scale`. Hugging Face's Trainer would put
+    Matrices (embeddings and head among them, as in the paper's recipe) decay; norms, biases and lambdas do not. Lambdas
+    are found by name, so that gates of two dimensions count as well, and their learning rate is `lr * lambda_lr_scale`.
+    Hugging Face's Trainer would put
     lambdas among the decaying parameters: give it an optimizer built from these groups.
 
     Each group also carries "name" and "names" (of its parameters, in order). Empty groups are left out.

@@ -1,6 +1,8 @@
-"""The host's block: pre-norm attention and SwiGLU, as in Llama. It names no variant: what a layer owns, reads, stores and sends is its row.
+"""The host's block: pre-norm attention and SwiGLU, as in Llama. It names no variant: what a layer owns, reads, stores
+and sends is its row.
 
-Shapes: B batch, T new tokens, S all tokens so far, C hidden size, H query heads, H_kv key/value heads, D head dimension.
+Shapes: B batch, T new tokens, S all tokens so far, C hidden size, H query heads, H_kv key/value heads, D head
+dimension.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..core.mixing import upcast
 from ..core.plan import Row
 from ..core.policy import Policy
 from .configuration import ResFormerConfig
@@ -29,7 +32,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        x = hidden.float()
+        x = upcast(hidden)
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * x.to(hidden.dtype)
 
@@ -38,24 +41,30 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions (Su et al. 2021), half-split layout, with every scaling that transformers knows (`rope_parameters`)."""
+    """Rotary positions (Su et al. 2021), half-split layout, with every scaling that transformers knows
+    (`rope_parameters`).
+    """
 
     inv_freq: Tensor
 
     def __init__(self, config: ResFormerConfig) -> None:
         super().__init__()
         self.config = config
-        self.rope_type = config.rope_parameters["rope_type"]
+        self.rope_type: str = config.rope()["rope_type"]
         self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
         inv_freq, self.attention_scaling = self.rope_init_fn(config)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
 
-    def rope_init_fn(self, config: ResFormerConfig, device: torch.device | None = None, **kwargs: Any) -> tuple[Tensor, float]:
-        """Inverse frequencies `[D / 2]` and the factor on cos and sin; `dynamic_rope_update` calls it again as sequences grow."""
+    def rope_init_fn(
+        self, config: ResFormerConfig, device: torch.device | None = None, **kwargs: Any
+    ) -> tuple[Tensor, float]:
+        """Inverse frequencies `[D / 2]` and the factor on cos and sin; `dynamic_rope_update` calls it again as
+        sequences grow.
+        """
         if self.rope_type != "default":
             return ROPE_INIT_FUNCTIONS[self.rope_type](config, device=device, **kwargs)
-        base, dim = config.rope_parameters["rope_theta"], config.shape().head_dim
+        base, dim = float(config.rope()["rope_theta"]), config.shape().head_dim
         return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float, device=device) / dim), 1.0
 
     @torch.no_grad()
@@ -73,20 +82,28 @@ def rotate(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
     return x_BHTD * cos_B1TD + torch.cat((-right, left), dim=-1) * sin_B1TD
 
 
-def repeat_heads(x_BHSD: Tensor, groups: int) -> Tensor:
-    """Repeat each KV head for its query heads: `[B, H_kv, S, D]` -> `[B, H, S, D]`."""
-    return x_BHSD if groups == 1 else x_BHSD.repeat_interleave(groups, dim=1)
+def repeat_heads(x: Tensor, groups: int, dim: int) -> Tensor:
+    """Repeat each KV head along `dim` for its query heads: H_kv -> H."""
+    return x if groups == 1 else x.repeat_interleave(groups, dim=dim)
 
 
 def eager_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, dropout: float = 0.0, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention by matrices, which also returns the weights `[B, H, T, S]`; output `[B, T, H, D]`."""
-    key, value = repeat_heads(key, module.num_key_value_groups), repeat_heads(value, module.num_key_value_groups)
+    groups = int(module.num_key_value_groups)  # type: ignore[arg-type]
+    key, value = repeat_heads(key, groups, dim=1), repeat_heads(value, groups, dim=1)
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.softmax(upcast(scores), dim=-1).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
@@ -138,24 +155,34 @@ class Attention(nn.Module):
         cos, sin = (x.unsqueeze(1) for x in position_embeddings)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
 
-        value = own
-        if policy is not None and row.stores == "mixed":
-            value = policy.mix(own, reads, hidden, coefficients)
-        slot = key[..., :0] if row.stores == "none" else value.transpose(1, 2)
-        if cache is not None:
-            key, slot = cache.update(key, slot, self.layer_idx, kwargs=kwargs)
-        stored = slot.transpose(1, 2)
-        value = stored
-        if policy is not None and row.stores != "mixed":
-            value = policy.mix(stored if row.stores == "own" else None, reads, hidden, coefficients)
+        if row.stores == "mixed":  # only the new tokens are mixed, and the mixture is what the cache keeps
+            assert own is not None
+            value = own if policy is None else policy.mix(own, reads, hidden, coefficients)
+            key, stored = self.store(cache, key, value.transpose(1, 2), kwargs)
+            attended = stored
+        else:  # the cache keeps the own value or nothing, and all tokens are mixed
+            slot = key[..., :0] if own is None else own.transpose(1, 2)
+            key, stored = self.store(cache, key, slot, kwargs)
+            assert policy is not None, f"layer {row.layer} stores {row.stores!r} but has no policy to mix all tokens"
+            value = policy.mix(None if own is None else stored.transpose(1, 2), reads, hidden, coefficients)
+            attended = value.transpose(1, 2)
 
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.attention_dropout if self.training else 0.0
         out, weights = attend(
-            self, query, key, value.transpose(1, 2), attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            self, query, key, attended, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
-        sent = tuple(own if state == "raw" else stored for _, state in row.sends)
+        if policy is not None and policy.corrects:
+            groups = self.num_key_value_groups
+            all_heads = [repeat_heads(x, groups, dim=2) for x in (value, *reads)]
+            own_heads = None if own is None else repeat_heads(own, groups, dim=2)
+            out = policy.correct(out, all_heads[0], own_heads, all_heads[1:])
+        sent = tuple(own if state == "raw" else stored.transpose(1, 2) for _, state in row.sends)
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights, *sent
+
+    def store(self, cache: Cache | None, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Append to the cache; returns keys and values of all tokens so far, `[B, H_kv, S, D]` (width 0: none kept)."""
+        return (key, value) if cache is None else cache.update(key, value, self.layer_idx, kwargs=kwargs)
 
 
 class MLP(nn.Module):
@@ -174,7 +201,9 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(GradientCheckpointingLayer):
-    """One block: `hidden, *sent = layer(hidden, *received)`. Tensors in, tensors out, so checkpointing and FSDP2 keep every gradient."""
+    """One block: `hidden, *sent = layer(hidden, *received)`. Tensors in, tensors out, so checkpointing and FSDP2 keep
+    every gradient.
+    """
 
     def __init__(self, config: ResFormerConfig, row: Row, policy: Policy | None) -> None:
         super().__init__()

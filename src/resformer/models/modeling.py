@@ -66,8 +66,8 @@ class ResFormerPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
         elif isinstance(module, RotaryEmbedding):
             inv_freq, _ = module.rope_init_fn(self.config)
-            init.copy_(module.inv_freq, inv_freq)
-            init.copy_(module.original_inv_freq, inv_freq)
+            for buffer in module.buffers():
+                init.copy_(buffer, inv_freq)
         elif isinstance(module, Policy | Coefficients):
             for name, value in module.initial_values().items():
                 init.copy_(module.get_parameter(name), value)
@@ -123,7 +123,8 @@ class ResFormerModel(ResFormerPreTrainedModel):
             attention_mask: `[B, S]`, 1 for tokens and 0 for padding, or a ready 4-D mask.
             position_ids: `[B, T]`; positions that restart mark packed documents (when neither mask nor cache is given).
             cache, past_key_values: the same thing under the names of transformers >= 5.24 and before.
-            use_cache: return a cache; ignored while gradient checkpointing is on, since the backward pass would fill it twice.
+            use_cache: return a cache; ignored while gradient checkpointing is on, since the backward pass would fill it
+                twice.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -134,10 +135,14 @@ class ResFormerModel(ResFormerPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
 
-        # Positions that nobody gave are consecutive. The mask then needs no check for packed documents, and a compiled training step
-        # runs attention without a materialised mask.
+        # Positions that nobody gave are consecutive. The mask then needs no check for packed documents, and a compiled
+        # training step runs attention without a materialised mask.
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, position_ids=position_ids, **{CACHE: cache}
+            config=self.config,
+            inputs_embeds=hidden,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            **{CACHE: cache},
         )
         if position_ids is None:
             past = cache.get_seq_length() if cache is not None else 0
@@ -158,7 +163,8 @@ class ResFormerModel(ResFormerPreTrainedModel):
                 **kwargs,
             )
             carry.keep(row.layer, sent)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), **{CACHE: cache})
+        outputs: dict[str, Any] = {"last_hidden_state": self.norm(hidden), CACHE: cache}
+        return BaseModelOutputWithPast(**outputs)
 
 
 class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
@@ -188,10 +194,11 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits `[B, T, V]`, and the mean loss in nats per token when `labels` `[B, T]` (-100 = ignore; shifted inside) are given.
+        """Logits `[B, T, V]`, and the mean loss in nats per token when `labels` `[B, T]` (-100 = ignore; shifted
+        inside) are given.
 
-        A call with gradients in training mode returns no cache unless asked for by `use_cache=True`: nobody reads it there, and it would
-        switch off the detection of packed documents.
+        A call with gradients in training mode returns no cache unless asked for by `use_cache=True`: nobody reads it
+        there, and it would switch off the detection of packed documents.
         """
         if use_cache is None and self.training and torch.is_grad_enabled():
             use_cache = False
@@ -217,21 +224,28 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
             **{CACHE: getattr(outputs, CACHE)},
         )
 
-    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
-        """transformers' static cache for `generate`, laid out by the plan."""
-        cache = super()._prepare_static_cache(*args, **kwargs)
-        if not any(getattr(layer, "is_initialized", False) for layer in cache.layers):
-            lay_out(cache, self.model.plan)
+    def _prepare_static_cache(  # type: ignore[override]
+        self, *, batch_size: int, prefill_chunk_size: int | None = None, **kwargs: Any
+    ) -> Cache:
+        """transformers' static cache for `generate`, laid out by the plan; allocated ahead of time only after that."""
+        cache = super()._prepare_static_cache(batch_size=batch_size, prefill_chunk_size=None, **kwargs)  # type: ignore[misc]
+        lay_out(cache, self.model.plan)
+        if prefill_chunk_size is not None:
+            shape = self.config.shape()
+            cache.early_initialization(batch_size, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device)
         return cache
 
     @torch.no_grad()
     def lambda_map(self) -> dict[str, list]:
-        """Effective weights by layer: `{"layers": [2, ...], "first": [...], "own": [...]}`, empty when no layer has such a pair.
+        """Effective weights by layer: `{"layers": [2, ...], "first": [...], "own": [...]}`, empty when no layer has
+        such a pair.
 
         Means over heads or channels where a weight is finer than a scalar. Layers count from 1.
         """
         table: dict[str, list] = {"layers": [], "first": [], "own": []}
-        for row, layer, coefficients in zip(self.model.plan, self.model.layers, self.model.layer_coefficients(), strict=True):
+        for row, layer, coefficients in zip(
+            self.model.plan, self.model.layers, self.model.layer_coefficients(), strict=True
+        ):
             policy = layer.self_attn.value_residual
             weights = policy.coefficient_map(coefficients) if policy is not None else {}
             if weights:

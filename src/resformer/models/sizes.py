@@ -1,4 +1,6 @@
-"""The paper's model sizes as config fields (arXiv 2410.17897v2, table 4: shapes follow Pythia, feed-forward 3.5 x hidden, untied head)."""
+"""The paper's model sizes as config fields (arXiv 2410.17897v2, table 4: shapes follow Pythia, feed-forward 3.5 x
+hidden, untied head).
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..mixing import weighted_sum
+from ..mixing import upcast, weighted_sum
 from ..plan import Plan, Row
 from ..policy import Coefficients, Policy, Shape, declare_parameters
 from ..registry import Variant, register_variant
@@ -17,25 +17,33 @@ from ..residual import layer_names, residual_plan
 
 
 class SharedBudget(Coefficients):
-    """l1_n = scale * softmax(logits)_n over the mixing layers, in fp32. Parameters: `logits` `[mixing layers]`, `scale` `[1]`."""
+    """l1_n = scale * softmax(logits)_n over the mixing layers, in fp32.
 
-    def __init__(self, *, plan: Plan, logits: Tensor, scale: float) -> None:
+    Parameters: `logits` `[mixing layers]`, `scale` `[1]`.
+    """
+
+    logits: Tensor
+    scale: Tensor
+
+    def __init__(self, *, plan: Plan, logits: Sequence[float], scale: float) -> None:
         super().__init__()
         self.mixes = tuple(row.mixes for row in plan)
-        self.initial = {"logits": logits, "scale": torch.tensor([float(scale)])}
+        self.init_logits, self.init_scale = tuple(map(float, logits)), float(scale)
         declare_parameters(self)
 
     def forward(self) -> tuple[tuple[Tensor, ...], ...]:
-        first = self.scale.float() * torch.softmax(self.logits.float(), dim=0)
+        first = upcast(self.scale) * torch.softmax(upcast(self.logits), dim=0)
         weights = iter(first.split(1))
         return tuple((next(weights),) if mixes else () for mixes in self.mixes)
 
     def initial_values(self) -> dict[str, Tensor]:
-        return self.initial
+        return {"logits": torch.tensor(self.init_logits), "scale": torch.tensor([self.init_scale])}
 
 
 class BudgetedResidual(Policy):
     """`l1 * V_1 + own * V_n`; l1 comes from the shared budget. Parameter: `own` `[1]`."""
+
+    own: Tensor
 
     def __init__(self, *, init_own: float) -> None:
         super().__init__()
@@ -45,7 +53,9 @@ class BudgetedResidual(Policy):
     def initial_values(self) -> dict[str, Tensor]:
         return {"own": torch.tensor([self.init_own])}
 
-    def mix(self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]
+    ) -> Tensor:
         assert own is not None
         return weighted_sum(coefficients[0], reads[0], self.own, own)
 
@@ -58,9 +68,10 @@ class BudgetedResidual(Policy):
 class LearnablePlus(Variant):
     """V_n <- l1_n V_1 + l2_n V_n with l1_n = scale softmax(logits)_n; logits, scale and l2_n are trained.
 
-    Known: the form, scale from N (number of layers) and l2 from 0.5. Not known: how the paper starts the logits, and whether its softmax
-    covers layer 1. "linear" (logit n for layer n) nearly gives the hand-found Sparse optimum at 8 layers (5.06 on the last layer);
-    "zeros" gives N / (N - 1) everywhere. We take the softmax over the mixing layers only, so that layer 1 has no parameter without gradient.
+    Known: the form, scale from N (number of layers) and l2 from 0.5. Not known: how the paper starts the logits, and
+    whether its softmax covers layer 1. "linear" (logit n for layer n) nearly gives the hand-found Sparse optimum at 8
+    layers (5.06 on the last layer); "zeros" gives N / (N - 1) everywhere. We take the softmax over the mixing layers
+    only, so that layer 1 has no parameter without gradient.
 
     Options:
         logit_init: "linear" or "zeros".
@@ -70,7 +81,10 @@ class LearnablePlus(Variant):
     """
 
     equation = "V_n <- s softmax(z)_n V_1 + l2_n V_n, n >= 2, all trained"
-    source = "Zhou et al., Value Residual Learning, ACL 2025 (arXiv 2410.17897v5), Learnable-ResFormer-Plus; initial logits are our choice"
+    source = (
+        "Zhou et al., Value Residual Learning, ACL 2025 (arXiv 2410.17897v5), Learnable-ResFormer-Plus; "
+        "the initial logits are our choice"
+    )
 
     logit_init: Literal["linear", "zeros"] = "linear"
     scale_init: float | None = None
@@ -91,7 +105,7 @@ class LearnablePlus(Variant):
         mixing = [row.layer for row in plan if row.mixes]
         if not mixing:
             return None
-        logits = torch.tensor(mixing, dtype=torch.float32) if self.logit_init == "linear" else torch.zeros(len(mixing))
+        logits = mixing if self.logit_init == "linear" else [0] * len(mixing)
         return SharedBudget(plan=plan, logits=logits, scale=self.scale(shape))
 
     def neutral(self, shape: Shape) -> dict[str, Any]:

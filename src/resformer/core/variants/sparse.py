@@ -11,10 +11,11 @@ from ..residual import FixedForm
 @register_variant("sparse")
 @dataclass(frozen=True, kw_only=True)
 class Sparse(FixedForm):
-    """V_n <- first V_1 + V_n on chosen layers, plain attention elsewhere; the paper's best for 8 layers: 6 to 8, strength 5.
+    """V_n <- first V_1 + V_n on chosen layers, plain attention elsewhere; the paper's best for 8 layers: 6 to 8,
+    strength 5.
 
-    That the own value keeps weight 1 is by analogy with the constant form; the paper's text does not say. The default "last:3" takes the
-    mixing layers that there are in models of fewer layers.
+    That the own value keeps weight 1 is by analogy with the constant form; the paper's text does not say. The default
+    "last:3" takes the mixing layers that there are in models of fewer layers.
     """
 
     equation = "V_n <- 5 V_1 + V_n on the last 3 layers"

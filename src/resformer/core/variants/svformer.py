@@ -17,7 +17,9 @@ from ..residual import layer_names
 class SharedValue(Policy):
     """The value is the source layer's, all tokens of it."""
 
-    def mix(self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]
+    ) -> Tensor:
         return reads[0]
 
     def coefficient_map(self, coefficients: Sequence[Tensor]) -> dict[str, float]:
@@ -46,13 +48,17 @@ class SVFormer(Variant):
         if outside:
             raise ValueError(f"anchors is {list(self.anchors)}; the model has layers 1 to {shape.layers}")
         if 1 not in self.anchors:
-            raise ValueError(f"anchors is {list(self.anchors)}; it must contain layer 1, which has no earlier value to read")
+            raise ValueError(
+                f"anchors is {list(self.anchors)}; it must contain layer 1, which has no earlier value to read"
+            )
         return {n: max(a for a in self.anchors if a < n) for n in self.mixing_layers(shape) if n not in self.anchors}
 
     def plan(self, shape: Shape) -> Plan:
         sharing = self.sharing(shape)
         return link(
-            Row(layer=n, owns_value=False, stores="none", reads=(Read(layer=sharing[n], state="stored"),)) if n in sharing else Row(layer=n)
+            Row(layer=n, owns_value=False, stores="none", reads=(Read(layer=sharing[n], state="stored"),))
+            if n in sharing
+            else Row(layer=n)
             for n in range(1, shape.layers + 1)
         )
 

@@ -1,0 +1,218 @@
+"""Plan, registry, carry; and the mechanism in an attention that is not ours."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from resformer.core import registry
+from resformer.core.carry import Carry
+from resformer.core.mixing import weighted_sum
+from resformer.core.plan import Read, Row, kv_ratio, last_reader, link, planes, select_layers, table
+from resformer.core.policy import Policy, Shape
+from resformer.core.registry import Variant, build, register_variant
+from resformer.errors import UserError
+
+SHAPE = Shape(layers=8, hidden_size=32, heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "total", "layers"),
+    [
+        ("all", 8, (2, 3, 4, 5, 6, 7, 8)),
+        ("all", 1, ()),
+        ("last:3", 8, (6, 7, 8)),
+        ("last:8", 8, (2, 3, 4, 5, 6, 7, 8)),
+        ("last_third", 8, (6, 7, 8)),
+        ("last_third", 12, (9, 10, 11, 12)),
+        ("last_third", 2, (2,)),
+        ((7, 3), 8, (3, 7)),
+        ((), 8, ()),
+    ],
+)
+def test_select_layers(spec, total, layers):
+    assert select_layers(spec, total) == layers
+
+
+@pytest.mark.parametrize(
+    "spec", ["last:0", "last:", "last:x", "last:9", "first", "last:\u0663", (1,), (9,), (2, 2), (2.0,), (True,)]
+)
+def test_select_layers_refuses(spec):
+    with pytest.raises(ValueError, match="layers is"):
+        select_layers(spec, 8)
+
+
+def test_svformer_plan():
+    plan = build("svformer", {}, SHAPE).plan(SHAPE)
+    assert planes(plan) == (8, 1)
+    assert kv_ratio(plan) == 9 / 16
+    assert plan[0].sends == (("value", "stored"),)
+    assert last_reader(plan) == {1: 8}
+    assert plan[1] == plan[7], "rows of sharing layers are equal, so their blocks share a graph"
+    anchored = build("svformer", {"anchors": [1, 5]}, SHAPE).plan(SHAPE)
+    assert [row.reads[0].layer if row.reads else None for row in anchored] == [None, 1, 1, 1, None, 5, 5, 5]
+    last = build("svformer", {"layers": "last_third"}, SHAPE).plan(SHAPE)
+    assert planes(last) == (8, 5)
+    assert table(last)[7] == {
+        "layer": 8,
+        "owns": ["key"],
+        "reads": ["stored value of layer 1"],
+        "sends": [],
+        "stores": ["key"],
+    }
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(layer=2)],
+        [Row(layer=1, reads=(Read(layer=1),))],
+        [Row(layer=1), Row(layer=2, reads=(Read(layer=2),))],
+        [Row(layer=1), Row(layer=2, owns_value=False, stores="none")],
+        [Row(layer=1), Row(layer=2, reads=(Read(layer=1, state="stored"),))],
+        [Row(layer=1), Row(layer=2, owns_value=False, stores="none", reads=(Read(layer=1),))],
+    ],
+)
+def test_impossible_plans_are_refused(rows):
+    with pytest.raises(AssertionError):
+        link(rows)
+
+
+def test_carry_drops_a_tensor_after_its_last_reader():
+    plan = build("sparse", {"layers": [2, 4]}, SHAPE).plan(SHAPE)
+    carry, tensor = Carry(plan), torch.zeros(3)
+    alive = weakref.ref(tensor)
+    carry.keep(1, [tensor])
+    del tensor
+    seen = []
+    for layer in range(2, 9):
+        assert len(carry.received(layer)) == (1 if layer in (2, 4) else 0)
+        carry.keep(layer, [])
+        seen.append(alive() is not None)
+    assert seen == [True, True, False, False, False, False, False]
+
+
+def test_registry_refuses_duplicates_and_unknown_names():
+    with pytest.raises(UserError, match="is taken by"):
+
+        @register_variant("identity")
+        @dataclass(frozen=True, kw_only=True)
+        class Mine(Variant):
+            pass
+
+    with pytest.raises(UserError, match="did you mean 'svformer'"):
+        registry.get("svforme")
+
+
+def test_a_users_variant_is_one_class():
+    """A new formula: registered, built by name, run by the host, and taken out again."""
+    from resformer import ResFormerConfig, ResFormerForCausalLM
+
+    class Halved(Policy):
+        def mix(self, own, reads, hidden, coefficients):
+            return own / 2
+
+    try:
+
+        @register_variant("halved")
+        @dataclass(frozen=True, kw_only=True)
+        class HalvedVariant(Variant):
+            equation = "V_n <- V_n / 2"
+
+            def policy(self, row, shape):
+                return Halved()
+
+        config = ResFormerConfig(
+            variant="halved",
+            vocab_size=9,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+        torch.manual_seed(0)
+        model = ResFormerForCausalLM(config)
+        plain = ResFormerForCausalLM(ResFormerConfig.from_dict({**config.to_dict(), "variant": "transformer"}))
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.v_proj.weight.mul_(2)
+        weights = {k: v / 2 if "v_proj" in k else v for k, v in model.state_dict().items()}
+        plain.load_state_dict(weights)
+        assert torch.allclose(model(torch.arange(9)[None]).logits, plain(torch.arange(9)[None]).logits, atol=1e-6)
+    finally:
+        registry._registered.pop("halved")
+
+
+def test_weighted_sum_rounds_once_in_low_precision():
+    first, own = torch.tensor([1 / 3]), torch.tensor([0.123456789])
+    a, b = torch.randn(2, 5, 2, 8).bfloat16(), torch.randn(2, 5, 2, 8).bfloat16()
+    exact = first.double() * a.double() + own.double() * b.double()
+    got = weighted_sum(first, a, own, b)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, exact.bfloat16())
+
+
+class ForeignAttention(nn.Module):
+    """An attention from somebody else's model: fused qkv, no RoPE, learned scale. Value residual takes three lines
+    (marked).
+    """
+
+    def __init__(self, dim: int, heads: int, policy: Policy | None, row: Row) -> None:
+        super().__init__()
+        self.heads, self.row = heads, row
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.scale = nn.Parameter(torch.ones(heads, 1, 1))
+        self.policy = policy or Policy()  # 1
+
+    def forward(self, x, *received):
+        B, T, C = x.shape
+        q, k, own = self.qkv(x).view(B, T, 3, self.heads, -1).unbind(2)
+        v = self.policy.mix(own, received, x, ())  # 2
+        scores = torch.einsum("bthd,bshd->bhts", q, k) * self.scale / (C // self.heads) ** 0.5
+        weights = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
+        y = self.out(torch.einsum("bhts,bshd->bthd", weights, v).reshape(B, T, C))
+        return y, *([own] if self.row.sends else [])  # 3
+
+
+@pytest.mark.parametrize("name", ["transformer", "identity", "constant", "sparse", "learnable"])
+def test_the_mechanism_in_an_attention_that_is_not_ours(name):
+    shape = Shape(layers=4, hidden_size=24, heads=3, kv_heads=3, head_dim=8)
+    variant = build(name, {}, shape)
+    plan = variant.plan(shape)
+    torch.manual_seed(0)
+    layers = nn.ModuleList(ForeignAttention(24, 3, variant.policy(row, shape), row) for row in plan)
+    x = torch.randn(2, 6, 24)
+
+    def forward(x):
+        carry = Carry(plan)
+        for row, layer in zip(plan, layers, strict=True):
+            out, *sent = layer(x, *carry.received(row.layer))
+            carry.keep(row.layer, sent)
+            x = x + out
+        return x
+
+    y = forward(x)
+    y.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in layers.parameters())
+
+    # By hand, the residual form of these variants: first * V_1 + own * V_n.
+    first, own = {"identity": (0.5, 0.5), "constant": (2.0, 1.0), "sparse": (5.0, 1.0), "learnable": (0.5, 0.5)}.get(
+        name, (0, 1)
+    )
+    mixing = {"sparse": (2, 3, 4), "transformer": ()}.get(name, (2, 3, 4))
+    h, v_1 = x, None
+    for n, layer in enumerate(layers, start=1):
+        q, k, v = layer.qkv(h).view(2, 6, 3, 3, 8).unbind(2)
+        v_1 = v if v_1 is None else v_1
+        used = first * v_1 + own * v if n in mixing else v
+        weights = (
+            (torch.einsum("bthd,bshd->bhts", q, k) / 8**0.5)
+            .masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+            .softmax(-1)
+        )
+        h = h + layer.out(torch.einsum("bhts,bshd->bthd", weights, used).reshape(2, 6, 24))
+    assert torch.allclose(y, h, atol=1e-6)
