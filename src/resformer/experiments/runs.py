@@ -1,0 +1,175 @@
+"""Read a suite's directory back: what each run did so far, whatever state it is in.
+
+Nothing here fails on a run that is missing, half written or killed in the middle of a line: a report is most wanted
+when something went wrong. Arrays are `[n]`, sorted by step; a step that was run again after a resume counts once, with
+its last row.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from resformer.errors import UserError
+from resformer.experiments.curves import Floats
+
+SUITE_FILE, SAMPLES_FILE, EVAL_FILE = "suite.json", "samples.json", "eval.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One kind of metrics row over time, a column a field; fields that a row lacks are NaN."""
+
+    columns: dict[str, Floats] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns.get(name, np.full(len(self), np.nan))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def last(self, name: str) -> float | None:
+        values = self[name]
+        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything a report wants to know about one run. `steps` is what was asked for, `step` what is done."""
+
+    id: str
+    name: str
+    variant: str
+    seed: int
+    path: Path
+    steps: int | None = None
+    step: int = 0
+    train: Curve = field(default_factory=Curve)
+    validation: dict[str, Curve] = field(default_factory=dict)
+    lambdas: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    config_text: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    sample: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> bool:
+        """All steps are done, the last one is validated and the model is exported."""
+        validated = self.validation.get("all", Curve()).last("step")
+        return self.steps is not None and validated == self.steps and (self.path / "model").is_dir()
+
+    @property
+    def state(self) -> str:
+        """ "finished", "partial" or "missing"."""
+        if self.trained:
+            return "finished"
+        return "partial" if self.step else "missing"
+
+    @property
+    def accounting(self) -> dict[str, Any]:
+        found = self.environment.get("accounting")
+        return found if isinstance(found, dict) else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or {} when there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_suite(out: Path) -> dict[str, Any]:
+    """The description that `run_suite` left in `out`; UserError when there is none."""
+    suite = read_json(out / SUITE_FILE)
+    if not isinstance(suite.get("runs"), list):
+        raise UserError(
+            f"no suite in {out}: expected a readable {SUITE_FILE}; start with `resformer suite run NAME --out {out}`"
+        )
+    return suite
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a metrics file; a line torn by a kill is skipped."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def _curve(rows: list[dict[str, Any]]) -> Curve:
+    by_step = {row["step"]: row for row in rows}
+    ordered = [by_step[step] for step in sorted(by_step)]
+    names = {key for row in ordered for key, value in row.items() if isinstance(value, (int, float))}
+    return Curve(
+        columns={n: np.array([_as_float(row.get(n)) for row in ordered], dtype=np.float64) for n in sorted(names)}
+    )
+
+
+def _as_float(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
+    """A run's config.toml as section -> key -> value and as text; what is written "none" there is None. ({}, "") when
+    it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except (OSError, ValueError):
+        return {}, ""
+    sections = {name: table for name, table in tree.items() if isinstance(table, dict)}
+    return {name: {k: None if v == "none" else v for k, v in table.items()} for name, table in sections.items()}, text
+
+
+def read_run(out: Path, spec: dict[str, Any]) -> Run:
+    """One run of the suite in `out`, as `suite.json` describes it."""
+    path = out / "runs" / str(spec["id"])
+    rows = read_rows(path / "metrics.jsonl")
+    train = _curve([row for row in rows if row.get("split") == "train"])
+    domains: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row.get("split") == "validation":
+            domains.setdefault(str(row.get("domain")), []).append(row)
+    lambdas = [row for row in rows if row.get("split") == "lambdas"]
+    config, config_text = read_config(path / "config.toml")
+    steps = config.get("train", {}).get("steps", spec.get("steps"))
+    return Run(
+        id=str(spec["id"]),
+        name=str(spec.get("name", spec["id"])),
+        variant=str(spec.get("variant", "")),
+        seed=int(spec.get("seed", 0)),
+        path=path,
+        steps=steps if isinstance(steps, int) else None,
+        step=int(train.last("step") or 0),
+        train=train,
+        validation={domain: _curve(found) for domain, found in domains.items()},
+        lambdas=max(lambdas, key=lambda row: row["step"], default={}),
+        config=config,
+        config_text=config_text,
+        environment=read_json(path / "environment.json"),
+        evaluation=read_json(path / EVAL_FILE),
+        sample=read_json(path / SAMPLES_FILE),
+    )
+
+
+def read_runs(out: Path) -> list[Run]:
+    """All runs of the suite in `out`, in the suite's order."""
+    return [read_run(out, spec) for spec in read_suite(out)["runs"]]

@@ -1,0 +1,204 @@
+"""Running a suite: what is trained, reused, resumed, reported; with a stand-in for training, and once for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resformer.errors import UserError
+from resformer.experiments import suite as suites
+from resformer.experiments.finish import finish
+from resformer.experiments.spec import Less, RunSpec, Suite
+from resformer.experiments.suite import is_locked, locked, run_suite, suite_status
+from resformer.train.config import Config
+from resformer.train.configure import edit
+
+HERE = Path(__file__).parent
+# Stands for `resformer train` and what follows it: writes what they write, without the minutes.
+STAND_IN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import synthetic
+run, variant, gain = Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+if variant == "sparse":
+    print("RunFailure: loss is nan at step 3")
+    sys.exit(1)
+synthetic.write_run(run.parent.parent, run.name, variant, gain=gain, steps=40)
+"""
+GAINS = {"transformer": 0.0, "learnable": 0.3, "svformer": 0.1, "sparse": 0.0}
+
+
+def small(*variants: str) -> Suite:
+    return Suite(
+        name="small",
+        recipe="r",
+        runs=tuple(RunSpec(variant=variant) for variant in variants),
+        baseline="transformer",
+        claims=(Less(variants[-1], "transformer"),),
+    )
+
+
+def recipe(name: str) -> Config:
+    return edit(Config(), {"train.steps": 40, "optim.warmup_steps": 4})
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Replaces corpus and training; returns the train commands that would have run."""
+    asked = []
+    real = suites._train_command
+
+    def train(suite: Suite, out: Path, run) -> list[str]:
+        asked.append(real(suite, out, run))
+        return [sys.executable, "-c", STAND_IN, str(HERE), str(run.path), run.variant, str(GAINS[run.variant])]
+
+    monkeypatch.setattr(suites, "_prepare", lambda suite, out: "f" * 64)
+    monkeypatch.setattr(suites, "_train_command", train)
+    monkeypatch.setattr(suites, "_finish_command", lambda suite, out, run: [sys.executable, "-c", "pass"])
+    return asked
+
+
+def test_a_suite_is_trained_once_and_reused_after(
+    tmp_path: Path, stand_in: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = small("transformer", "learnable", "svformer")
+    assert run_suite(suite, tmp_path, jobs=2, load_recipe=recipe) == 0
+    first = capsys.readouterr().out
+    assert first.rstrip().splitlines()[-1] == str(tmp_path / "report.html")
+    assert "learnable ends 0." in first
+    assert len(stand_in) == 3
+    names = sorted(path.name.split("-")[0] for path in (tmp_path / "runs").iterdir())
+    assert names == ["learnable", "svformer", "transformer"]
+    described = json.loads((tmp_path / "suite.json").read_text())
+    assert {run["id"] for run in described["runs"]} == {path.name for path in (tmp_path / "runs").iterdir()}
+    for run in described["runs"]:
+        assert (tmp_path / "runs" / run["id"] / "run.log").read_text().startswith("$ ")
+        assert f'variant = "{run["variant"]}"' in (tmp_path / "configs" / f"{run['id']}.toml").read_text()
+
+    assert run_suite(suite, tmp_path, jobs=2, load_recipe=recipe) == 0
+    second = capsys.readouterr().out
+    assert len(stand_in) == 3
+    assert second.count("already trained (40 steps), reused") == 3
+    assert second.rstrip().splitlines()[-1] == str(tmp_path / "report.html")
+
+    rows = suite_status(tmp_path)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    assert "40/40" in capsys.readouterr().out
+
+
+def test_a_failed_run_stops_nobody_and_is_shown(
+    tmp_path: Path, stand_in: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_suite(small("transformer", "sparse", "learnable"), tmp_path, jobs=1, load_recipe=recipe) == 1
+    said = capsys.readouterr().out
+    assert "sparse failed with exit code 1" in said
+    assert "RunFailure: loss is nan at step 3" in said
+    assert said.rstrip().splitlines()[-1] == str(tmp_path / "report.html")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["missing"] == ["sparse"]
+    assert results["claims"][0]["verdict"] == "held"
+
+
+def test_what_is_left_of_a_run_decides_how_it_goes_on(tmp_path: Path, stand_in: list[list[str]]) -> None:
+    suite = small("transformer", "learnable", "svformer")
+    assert run_suite(suite, tmp_path, load_recipe=recipe) == 0
+    assert not any({"--resume", "--overwrite"} & set(command) for command in stand_in)
+    runs = {path.name.split("-")[0]: path for path in (tmp_path / "runs").iterdir()}
+    shutil.rmtree(runs["transformer"])
+    (runs["transformer"] / "checkpoints").mkdir(parents=True)
+    (runs["transformer"] / "checkpoints" / "latest").write_text("step-00000010")
+    shutil.rmtree(runs["learnable"])
+    runs["learnable"].mkdir()
+    (runs["svformer"] / "samples.json").unlink()
+    settings = suites.resolve(suite, tmp_path / "data", {}, load_recipe=recipe)
+    described = suites._describe(suite, tmp_path, settings, {}, "f" * 64, 2)
+    stand_in.clear()
+    todo, _ = suites._plan(suite, tmp_path, described, suites.Console(quiet=True))
+    assert [len(job.commands) for job in todo] == [2, 2, 1]  # svformer is trained and only lacks its sample
+    assert "--resume" in stand_in[0] and "--overwrite" in stand_in[1]
+    assert stand_in[0][1:5] == ["-m", "resformer", "train", "r"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_says_how_to_go_on(
+    tmp_path: Path, stand_in: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    number: int, code: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(suites, "run_jobs", lambda jobs, **more: number)
+    overrides = ["train.steps=30"]
+    assert run_suite(small("transformer"), tmp_path, jobs=3, config_overrides=overrides, load_recipe=recipe) == code
+    said = capsys.readouterr().out
+    again = f"resformer suite run small --out {tmp_path} --jobs 3 --set train.steps=30"
+    assert f"go on with the same command: {again}" in said
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path: Path, stand_in: list[list[str]]) -> None:
+    with locked(tmp_path) as descriptor:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(descriptor,))
+        assert is_locked(tmp_path)
+        with pytest.raises(UserError, match="another process is training"):
+            run_suite(small("transformer"), tmp_path, load_recipe=recipe)
+    assert is_locked(tmp_path)  # the child outlives its parent and keeps the directory
+    child.communicate(b"\n")
+    assert not is_locked(tmp_path)
+
+
+def test_mistakes_are_found_before_anything_is_written(tmp_path: Path, stand_in: list[list[str]]) -> None:
+    for more, match in [({"jobs": 0}, "jobs is 0"), ({"config_overrides": ["optim.lrr=1"]}, r"did you mean optim\.lr")]:
+        with pytest.raises(UserError, match=match):
+            run_suite(small("transformer"), tmp_path / "new", load_recipe=recipe, **more)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="no suite in"):
+        suite_status(tmp_path)
+
+
+def test_only_a_trained_run_is_finished(tmp_path: Path) -> None:
+    from synthetic import write_run
+
+    run = write_run(tmp_path, "a-0", "transformer", gain=0.0, until=30)
+    with pytest.raises(UserError, match="has 30 of 250 steps"):
+        finish(run, tmp_path / "data", prompt="x", max_new_tokens=3, seed=0)
+
+
+@pytest.mark.slow
+def test_a_real_suite_end_to_end(tmp_path: Path) -> None:
+    """Corpus, two real runs of the tiny recipe, one of them stopped and resumed, and the report."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(60):
+        (text / f"{i}.txt").write_text(f"Document {i}. " + " ".join(f"word{(i * j) % 97} and" for j in range(400)))
+    program = f"""
+import sys
+from resformer.experiments.spec import *
+from resformer.experiments.suite import run_suite
+suite = Suite(name="t", recipe="tiny", runs=tuple(RunSpec(variant=v) for v in ("transformer", "learnable")),
+              baseline="transformer", inputs=({str(text)!r},), prepare_options={{"vocab_size": 300}}, sample_tokens=8)
+sys.exit(run_suite(suite, {str(tmp_path / "out")!r}, config_overrides=["train.steps=400", "train.checkpoint_every=50"]))
+"""
+    first = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    from test_jobs import wait_for
+
+    wait_for(lambda: any((tmp_path / "out" / "runs").glob("*/checkpoints/latest")), seconds=240)
+    first.send_signal(signal.SIGTERM)
+    said, _ = first.communicate(timeout=120)
+    assert first.returncode == 143, said
+    assert "go on with the same command" in said
+    second = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "resumed" in second.stdout
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["complete"]
+    for row in results["runs"]:
+        assert row["validation"]["full"] and row["validation"]["loss"] < 5.7  # ln 300: better than knowing nothing
+        assert row["parameters"] and row["kv_bytes_per_token"] and row["sample"]["prompt"] == "The history of the"
+    assert results["runs"][1]["lambdas"]["layers"] == [2]
