@@ -1,0 +1,228 @@
+"""Byte-level BPE: trained on the corpus, or a tokenizer.json that exists. Text is always encoded with special tokens
+NOT parsed.
+
+So a document that contains the literal text "<|endoftext|>" is encoded as those characters; the end-of-text id stands
+in a shard only where a document ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resformer.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+# Tried in this order when neither tokenizer_config.json nor special_tokens_map.json names the end-of-text token.
+_USUAL_END = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A tokenizer ready to encode, with what the index records of it."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    eos_token: str
+    eos_token_id: int
+    bos_token: str | None
+    bos_token_id: int | None
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text (int64), without any special token."""
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+        for i, text in enumerate(texts):
+            if (ids[i] == self.eos_token_id).any():
+                ids[i] = self._encode_in_pieces(text)
+        return ids
+
+    def _encode_in_pieces(self, text: str) -> np.ndarray:
+        """Spell the end-of-text literal by its characters, by cutting it in two.
+
+        For tokenizers whose end-of-text token is not marked as special, and so is found in text whatever one asks for.
+        """
+        head, tail = self.eos_token[:1], self.eos_token[1:]
+        parts = text.split(self.eos_token)
+        pieces = [tail * (i > 0) + part + head * (i + 1 < len(parts)) for i, part in enumerate(parts)]
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        ids = np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
+        if (ids == self.eos_token_id).any():
+            raise UserError(
+                f"tokenizer: writes its end-of-text token {self.eos_token!r} for ordinary text; take another"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`, special tokens included."""
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes that each id stands for, int64 `[vocab_size]`; the end-of-text token stands for none.
+
+        True for byte-level vocabularies, where each character of a token is one byte. Whoever cuts a document by it
+        first checks that the sum over the whole document is its byte count (a normalizer may have changed the text).
+        """
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, token_id in self.tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[token_id] = len(token)
+        for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
+            lengths[token_id] = 0 if added.special else len(added.content.encode())
+        lengths[self.eos_token_id] = 0
+        return lengths
+
+
+def train(texts: Iterable[str], vocab_size: int) -> str:
+    """Train byte-level BPE; return the JSON of the tokenizer. The same texts and size give the same JSON (no
+    randomness, ties by id).
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    check_vocab_size(vocab_size)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    return tokenizer.to_str(pretty=False)
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """UserError unless `vocab_size` holds all bytes and the end-of-text token."""
+    if not MIN_VOCAB_SIZE <= vocab_size <= 2**31:
+        raise UserError(
+            f"vocab_size: got {vocab_size}, expected at least {MIN_VOCAB_SIZE} (256 bytes and {END_OF_TEXT}); "
+            "take 4096 for small corpora or 16384 and more for large ones"
+        )
+
+
+def write_trained(tokenizer_json: str, directory: Path) -> None:
+    """Write the two files that `AutoTokenizer.from_pretrained(directory)` needs."""
+    (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_existing(source: Path, directory: Path) -> None:
+    """Copy a user's tokenizer (a tokenizer.json or the directory that holds one) byte for byte; add a
+    tokenizer_config.json if there is none.
+    """
+    home = source if source.is_dir() else source.parent
+    file = locate(source)
+    (directory / "tokenizer.json").write_bytes(file.read_bytes())
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    own = home / "tokenizer_config.json"
+    if own.is_file():
+        config = _json_object(own)
+    # special_tokens_map.json is the older place; merged here, one file is enough for AutoTokenizer.
+    special = home / "special_tokens_map.json"
+    if special.is_file():
+        config = {**_json_object(special), **config}
+    if not _content(config.get("eos_token")):
+        config["eos_token"] = _usual_end(_load(directory / "tokenizer.json"), file)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def locate(source: Path) -> Path:
+    """The tokenizer.json that `source` means; UserError when there is none."""
+    file = source / "tokenizer.json" if source.is_dir() else source
+    if not file.is_file():
+        raise UserError(
+            f"tokenizer: no file {file}; expected the path of a tokenizer.json or of a directory that holds one "
+            "(leave it out to train one)"
+        )
+    return file
+
+
+def open_vocabulary(directory: Path) -> Vocabulary:
+    """Read tokenizer.json and tokenizer_config.json of `directory`."""
+    file = directory / "tokenizer.json"
+    tokenizer = _load(file)
+    config_file = directory / "tokenizer_config.json"
+    config = _json_object(config_file) if config_file.is_file() else {}
+    eos_token = _content(config.get("eos_token")) or _usual_end(tokenizer, file)
+    bos_token = _content(config.get("bos_token"))
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    for key, token in (("eos_token", eos_token), ("bos_token", bos_token)):
+        if token is not None and token not in ids:
+            raise UserError(
+                f"{config_file}: {key} is '{token}', which {file} does not hold; name a token of the vocabulary"
+            )
+    return Vocabulary(
+        tokenizer=tokenizer,
+        vocab_size=max(ids.values()) + 1,
+        eos_token=eos_token,
+        eos_token_id=ids[eos_token],
+        bos_token=bos_token,
+        bos_token_id=None if bos_token is None else ids[bos_token],
+    )
+
+
+def fingerprint(file: Path) -> str:
+    """sha256 of a tokenizer.json, as hex."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _load(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot be read ({error.strerror}); expected the tokenizer that belongs to the shards"
+        ) from error
+    except Exception as error:  # tokenizers raises plain Exception for a file it cannot parse
+        raise UserError(f"{file}: not a tokenizer that the tokenizers package reads ({error})") from error
+    # Files from the hub often carry truncation or padding, which would silently cut documents.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _usual_end(tokenizer: Tokenizer, file: Path) -> str:
+    for token in _USUAL_END:
+        if tokenizer.token_to_id(token) is not None:
+            return token
+    raise UserError(
+        f"{file}: no end-of-text token found (tried {', '.join(_USUAL_END)}); name it as eos_token in a "
+        "tokenizer_config.json beside it"
+    )
+
+
+def _content(token: Any) -> str | None:
+    """A special token as configs write it: a string, or an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    return value
