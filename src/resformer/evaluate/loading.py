@@ -1,0 +1,105 @@
+"""A trained model by what a user calls it: a run directory, an exported directory, a name on a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from resformer.errors import UserError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of `name`; "auto" is cuda, else mps, else cpu.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is unknown; expected auto, cpu, cuda, cuda:N or mps") from None
+    usable = {
+        "cpu": True,
+        "mps": torch.backends.mps.is_available(),
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+    }
+    if not usable.get(device.type, False):
+        raise UserError(f"device {name!r} is not available on this machine; use auto or cpu")
+    return device
+
+
+def model_directory(model: str | Path) -> str:
+    """What `from_pretrained` takes: the export inside a run directory, a directory as it is, or a hub name.
+
+    Raises:
+        UserError: no such directory, or a run that has no export yet.
+    """
+    path = Path(model)
+    if (path / "config.json").is_file():
+        return str(path)
+    if (path / "config.toml").is_file():
+        if not (path / "model" / "config.json").is_file():
+            raise UserError(f"run {path} has no exported model yet; write one with `resformer export {path}`")
+        return str(path / "model")
+    if path.exists():
+        raise UserError(f"{path} holds no model: expected a run directory (config.toml) or an export (config.json)")
+    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
+        raise UserError(f"no model at {path}: expected a run directory, an exported directory or a hub name ORG/NAME")
+    return str(model)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """transformers shows a bar for every file that it reads or writes, which lands in the middle of a log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def load_model(model: str | Path, device: str | torch.device = "cpu") -> tuple[Any, Any]:
+    """Return (model, tokenizer), the model in evaluation mode on `device`. Reads safetensors only, never a pickle.
+
+    Raises:
+        UserError: nothing there, no such device, or weights that do not fit the model to the last name.
+    """
+    # The Auto classes know our models as soon as anything of this package is imported.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = resolve_device(device) if isinstance(device, str) else device
+    directory = model_directory(model)
+    try:
+        with no_progress_bars():
+            with_info: Any = AutoModelForCausalLM.from_pretrained(
+                directory, use_safetensors=True, output_loading_info=True
+            )
+        loaded, info = with_info
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model {model} cannot be loaded: {reason[:300]}") from error
+    problems = [
+        f"{len(info[kind])} weights {words} (first: {sorted(map(str, info[kind]))[0]})"
+        for kind, words in (
+            ("missing_keys", "missing"),
+            ("unexpected_keys", "unexpected"),
+            ("mismatched_keys", "of another shape"),
+        )
+        if info.get(kind)
+    ]
+    if problems:
+        raise UserError(f"model {model} does not fit its weights: {'; '.join(problems)}")
+    loaded.eval()
+    return loaded.to(where), tokenizer

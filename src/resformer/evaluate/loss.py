@@ -1,0 +1,133 @@
+"""Loss, and bits per byte, of a causal LM on the validation text, by domain.
+
+Shapes: B windows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from resformer.errors import UserError
+
+
+class Interrupted(Exception):  # noqa: N818  (no error: somebody wanted to stop)
+    """`stop` said so between two batches; nothing was measured."""
+
+
+def evaluate(
+    model: Any,
+    dataset: Any,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    max_tokens: int | None = None,
+    device: torch.device | str | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Score the validation windows of every domain.
+
+    Each window stands alone, a token is a target once. The sums run in float64 over per-token losses, so that the
+    batch size changes nothing but the rounding inside the model. Dropout is off; the caller's autocast holds.
+
+    Args:
+        model: any causal LM of transformers, on its device.
+        dataset: what `resformer.data.open_dataset` returns.
+        sequence_length: tokens per window.
+        batch_size: windows per forward pass.
+        max_tokens: tokens to score per domain, the first windows of it; none = all.
+        device: where the model is; none = ask it.
+        stop: asked before each batch.
+
+    Returns:
+        `{"domains": {name: {"loss", "bits_per_byte", "tokens"}}, "loss", "bits_per_byte", "loss_token_weighted"}`:
+        losses in nats per token; the overall loss and bits per byte are unweighted means over the domains, as in the
+        paper's tables; `loss_token_weighted` is the mean over all scored tokens.
+
+    Raises:
+        UserError: vocabulary or positions of the model are smaller than the data's, or a domain has no validation text.
+        Interrupted: `stop()` was true.
+    """
+    _check(model, dataset, sequence_length)
+    device = torch.device(device) if device is not None else next(model.parameters()).device
+    domains: dict[str, dict[str, Any]] = {}
+    total_nll, total_tokens = 0.0, 0
+    was_training = model.training
+    model.eval()
+    try:
+        for domain in dataset.domains:
+            windows = dataset.validation(domain, sequence_length=sequence_length, max_tokens=max_tokens)
+            nll, tokens = _score(model, windows, batch_size, device, stop)
+            if tokens == 0:
+                raise UserError(
+                    f"domain {domain!r} has no validation text; prepare the corpus with a larger --validation-share"
+                )
+            text_bytes = dataset.validation_bytes(domain, sequence_length=sequence_length, max_tokens=max_tokens)
+            domains[domain] = {
+                "loss": nll / tokens,
+                "bits_per_byte": nll / math.log(2) / text_bytes,
+                "tokens": tokens,
+            }
+            total_nll, total_tokens = total_nll + nll, total_tokens + tokens
+    finally:
+        model.train(was_training)
+    return {
+        "domains": domains,
+        "loss": sum(d["loss"] for d in domains.values()) / len(domains),
+        "bits_per_byte": sum(d["bits_per_byte"] for d in domains.values()) / len(domains),
+        "loss_token_weighted": total_nll / total_tokens,
+    }
+
+
+@torch.no_grad()
+def token_nll(model: Any, tokens_BT1: Tensor) -> Tensor:
+    """Negative log-likelihood `[B, T]` of tokens 1..T given those before, nats, fp32."""
+    logits_BTV = model(input_ids=tokens_BT1[:, :-1], use_cache=False).logits
+    targets_BT = tokens_BT1[:, 1:]
+    rows = [
+        F.cross_entropy(row.float(), target, reduction="none")
+        for row, target in zip(logits_BTV, targets_BT, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def _score(
+    model: Any, windows: Iterable[Any], batch_size: int, device: torch.device, stop: Callable[[], bool]
+) -> tuple[float, int]:
+    nll, count = 0.0, 0
+    for batch in _batched(windows, batch_size):
+        if stop():
+            raise Interrupted
+        tokens_BT1 = torch.from_numpy(np.stack([window.tokens for window in batch])).to(device)
+        mask_BT = torch.from_numpy(np.stack([window.mask for window in batch])).to(device)
+        losses_BT = token_nll(model, tokens_BT1).masked_fill(~mask_BT, 0.0)
+        # MPS has no float64: sum there in what it has.
+        exact = losses_BT if losses_BT.device.type == "mps" else losses_BT.double()
+        nll += float(exact.sum())
+        count += int(mask_BT.sum())
+    return nll, count
+
+
+def _batched(windows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    left = iter(windows)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
+def _check(model: Any, dataset: Any, sequence_length: int) -> None:
+    vocab_size = model.config.vocab_size
+    if vocab_size < dataset.vocab_size:
+        raise UserError(
+            f"the model knows {vocab_size} tokens, the corpus has {dataset.vocab_size}: it was prepared with another "
+            "tokenizer; prepare one with --tokenizer MODEL"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and sequence_length > positions:
+        raise UserError(f"sequence length {sequence_length} is over the model's {positions} positions; shorten it")

@@ -1,0 +1,33 @@
+"""Recipes: functions that return a whole training configuration. A child is an edit of its parent.
+
+`recipe("quick")` is `resformer.recipes.quick.quick()`; a recipe of one's own is any function that returns a `Config`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from resformer.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from resformer.train.config import Config
+
+_RECIPES = {"quick": "quick", "tiny": "tiny"}  # name -> module, which has a function of that name
+
+
+def names() -> list[str]:
+    """All recipes."""
+    return list(_RECIPES)
+
+
+def recipe(name: str) -> Config:
+    """The configuration of a recipe.
+
+    Raises:
+        UserError: for an unknown name, with the nearest valid one.
+    """
+    if name not in _RECIPES:
+        raise UserError(f"unknown recipe {name!r}{did_you_mean(name, _RECIPES)} (known: {', '.join(_RECIPES)})")
+    module = importlib.import_module(f"{__name__}.{_RECIPES[name]}")
+    return getattr(module, name)()

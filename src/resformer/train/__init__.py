@@ -1,0 +1,1 @@
+"""Training: configuration, schedule, optimizer, checkpoints, loop, export. Import from the modules."""

@@ -1,0 +1,145 @@
+"""What must hold between configuration keys, one function per rule. Each names the keys that it reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from resformer.errors import UserError
+from resformer.train.config import Config
+
+Rule = Callable[[Config], str | None]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+
+def _rule(*paths: str) -> Callable[[Rule], Rule]:
+    def put(rule: Rule) -> Rule:
+        _RULES.append((paths, rule))
+        return rule
+
+    return put
+
+
+def cross_problems(config: Config, *, skip: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield a line for every rule that does not hold; rules that read a key in `skip` are left out.
+
+    A rule is also left out when an earlier one found fault with a key that it reads: its verdict would mean nothing.
+    """
+    broken = set(skip)
+    for paths, rule in _RULES:
+        if broken.isdisjoint(paths):
+            problem = rule(config)
+            if problem:
+                broken.update(paths)
+                yield problem
+
+
+def effective(config: Config) -> tuple[Config, list[str]]:
+    """The configuration as it will be used, and notes on what was changed.
+
+    Raises:
+        UserError: a rule between keys does not hold; all that do not are listed.
+    """
+    problems = list(cross_problems(config))
+    if problems:
+        raise UserError("; ".join(problems))
+    if config.optim.warmup_steps <= config.train.steps:
+        return config, []
+    shorter = max(1, config.train.steps // 10)
+    note = (
+        f"optim.warmup_steps {config.optim.warmup_steps} is longer than train.steps {config.train.steps}: "
+        f"shortened to {shorter}"
+    )
+    optim = dataclasses.replace(config.optim, warmup_steps=shorter)
+    return dataclasses.replace(config, optim=optim), [note]
+
+
+@_rule("train.micro_batch_size", "train.batch_size")
+def _micro_batch(config: Config) -> str | None:
+    batch, micro = config.train.batch_size, config.micro_batch_size
+    if batch % micro == 0:
+        return None
+    divisor = max(d for d in range(1, min(micro, batch) + 1) if batch % d == 0)
+    return f"train.micro_batch_size {micro} does not divide train.batch_size {batch}; {divisor} would"
+
+
+@_rule("model.hidden_size", "model.num_attention_heads", "model.head_dim")
+def _heads(config: Config) -> str | None:
+    m = config.model
+    if m.head_dim is None and m.hidden_size % m.num_attention_heads:
+        return (
+            f"model.num_attention_heads {m.num_attention_heads} does not divide model.hidden_size {m.hidden_size}; "
+            "change one, or set model.head_dim"
+        )
+    head_dim = m.head_dim or m.hidden_size // m.num_attention_heads
+    if head_dim % 2:
+        return f"model.head_dim is {head_dim}; rotary positions need an even number"
+    return None
+
+
+@_rule("model.num_attention_heads", "model.num_key_value_heads")
+def _kv_heads(config: Config) -> str | None:
+    heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
+    if kv_heads is None or heads % kv_heads == 0:
+        return None
+    return f"model.num_key_value_heads {kv_heads} does not divide model.num_attention_heads {heads}; change one"
+
+
+@_rule("data.sequence_length", "model.max_position_embeddings")
+def _positions(config: Config) -> str | None:
+    length, positions = config.data.sequence_length, config.max_position_embeddings
+    if length <= positions:
+        return None
+    return (
+        f"data.sequence_length {length} is over model.max_position_embeddings {positions}; "
+        "shorten one or raise the other (none = equal)"
+    )
+
+
+@_rule("optim.start_lr", "optim.lr")
+def _start_lr(config: Config) -> str | None:
+    if config.optim.start_lr <= config.optim.lr:
+        return None
+    return f"optim.start_lr {config.optim.start_lr:g} is over optim.lr {config.optim.lr:g}; a warm-up rises"
+
+
+@_rule("parallel.shard", "parallel.replicate")
+def _processes(config: Config) -> str | None:
+    if config.parallel.shard == config.parallel.replicate == 1:
+        return None
+    return (
+        f"parallel.shard {config.parallel.shard} x parallel.replicate {config.parallel.replicate}: "
+        "this version trains in one process; set both to 1"
+    )
+
+
+@_rule("model.variant")
+def _variant(config: Config) -> str | None:
+    from resformer.core.registry import get
+
+    return _complaint(lambda: get(config.model.variant))
+
+
+@_rule("model.variant", "model.variant_options", "model.hidden_size", "model.num_attention_heads", "model.head_dim")
+def _variant_options(config: Config) -> str | None:
+    from resformer.core.policy import Shape
+    from resformer.core.registry import build
+
+    m = config.model
+    shape = Shape(
+        layers=m.num_hidden_layers,
+        hidden_size=m.hidden_size,
+        heads=m.num_attention_heads,
+        kv_heads=m.num_key_value_heads or m.num_attention_heads,
+        head_dim=m.head_dim or m.hidden_size // m.num_attention_heads,
+    )
+    return _complaint(lambda: build(m.variant, m.variant_options, shape))
+
+
+def _complaint(look: Callable[[], Any]) -> str | None:
+    try:
+        look()
+    except UserError as error:
+        return f"model.variant: {error}"
+    return None

@@ -1,0 +1,231 @@
+"""What a run is, as data: frozen sections of typed keys.
+
+A key's path is `section.name` (`optim.lr`). The same names stand in TOML files, in `--set section.key=value` and in
+these classes; how files and flags become a `Config` is in `configure.py`, what must hold between keys in `checks.py`.
+Types are strict: 1 is fine for a number, 1.5 is no whole number, "0.1" is no number. No torch is imported here.
+
+Units: lengths are tokens, batches are sequences, learning rates are per optimizer step, shares are 0..1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ModelConfig:
+    """The model: Llama's names for sizes, plus the variant."""
+
+    variant: str = "learnable"
+    """Name of a registered variant."""
+    variant_options: dict[str, Any] = Field(default_factory=dict)
+    """The variant's options; what is missing takes the variant's default."""
+    vocab_size: Count | None = None
+    """Rows of embedding and head; none = the vocabulary of the data, more = padded."""
+    hidden_size: Count = 512
+    """Width of the residual stream, channels."""
+    intermediate_size: Count = 1792
+    """Width of the feed-forward layers, channels."""
+    num_hidden_layers: Count = 8
+    """Blocks."""
+    num_attention_heads: Count = 8
+    """Query heads."""
+    num_key_value_heads: Count | None = None
+    """Key/value heads; none = as many as query heads."""
+    head_dim: Count | None = None
+    """Channels per head; none = hidden_size / num_attention_heads."""
+    max_position_embeddings: Count | None = None
+    """Longest sequence, tokens; none = data.sequence_length."""
+    rms_norm_eps: Positive = 1e-5
+    """Added to the mean square in RMSNorm."""
+    rope_theta: Positive = 10000.0
+    """Base of the rotary frequencies."""
+    attention_bias: bool = False
+    """Biases in the attention projections."""
+    mlp_bias: bool = False
+    """Biases in the feed-forward layers."""
+    tie_word_embeddings: bool = False
+    """One matrix for embedding and head."""
+    initializer_range: Positive = 0.02
+    """Standard deviation of the initial weights."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DataConfig:
+    """What is read."""
+
+    dir: str | None = None
+    """Directory that `resformer data prepare` wrote."""
+    sequence_length: Count = 2048
+    """Tokens per sequence."""
+    weights: dict[str, NotNegative] | None = None
+    """Mixture weights by domain, any scale; none = the corpus's own."""
+    verify: Literal["full", "sample", "none"] = "sample"
+    """How many bytes of the shards are checked against their checksums at the start."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrainConfig:
+    """The run: length, batch, numerics, what is written when."""
+
+    steps: Count = 10_000
+    """Optimizer steps."""
+    batch_size: Count = 1024
+    """Sequences per optimizer step (the global batch)."""
+    micro_batch_size: Count | None = None
+    """Sequences per forward pass, a divisor of batch_size; none = batch_size."""
+    seed: Whole = 0
+    """Seed of the initial weights and of the order of the data."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """auto (cuda, else mps, else cpu), cpu, mps, cuda or cuda:N."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass; weights and optimizer are fp32 in either case."""
+    compile: bool = False
+    """Compile every block with torch.compile."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    validate_every: Count = 500
+    """Optimizer steps between validations; the last step is always validated."""
+    validation_tokens: Count | None = None
+    """Tokens scored per domain in each validation, the same ones every time; none = all there are."""
+    checkpoint_every: Count = 500
+    """Optimizer steps between checkpoints; the last step always leaves one."""
+    keep_last: Count = 2
+    """Checkpoints kept."""
+    threads: Count | None = None
+    """CPU threads of one process; none = PyTorch's choice."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class OptimConfig:
+    """AdamW, linear warm-up, cosine decay."""
+
+    lr: Positive = 6e-4
+    """Peak learning rate."""
+    start_lr: NotNegative = 0.0
+    """Learning rate from which the warm-up rises (its value at step 0)."""
+    warmup_steps: Whole = 120
+    """Steps of linear warm-up; more than train.steps is shortened to a tenth of them."""
+    min_lr_ratio: Share = 0.1
+    """Learning rate at the last step as a share of lr."""
+    weight_decay: NotNegative = 0.1
+    """Decoupled weight decay of matrices; norms, biases and lambdas have none."""
+    beta1: BelowOne = 0.9
+    """Decay of the mean of gradients."""
+    beta2: BelowOne = 0.95
+    """Decay of the mean of squared gradients."""
+    eps: Positive = 1e-8
+    """Added to the root of the mean of squared gradients."""
+    grad_clip: NotNegative = 1.0
+    """Largest norm of the global gradient; 0 = no clipping."""
+    lambda_lr_scale: NotNegative = 1.0
+    """Learning rate of lambdas, gates and logits as a multiple of lr; 0 freezes them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ParallelConfig:
+    """Processes; this version trains in one."""
+
+    shard: Count = 1
+    """Processes that share one copy of the weights."""
+    replicate: Count = 1
+    """Copies of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrackConfig:
+    """What is shown while it runs."""
+
+    log_every_seconds: Positive = 10.0
+    """Seconds between progress lines when the output is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Config:
+    """One run."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    track: TrackConfig = Field(default_factory=TrackConfig)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per forward pass."""
+        return self.train.micro_batch_size or self.train.batch_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence of the model, tokens."""
+        return self.model.max_position_embeddings or self.data.sequence_length
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Key:
+    """One configuration key: where it stands, what it takes, what it means."""
+
+    section: str
+    name: str
+    hint: Any
+    doc: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def optional(self) -> bool:
+        """Whether "none" is a value."""
+        return type(None) in typing.get_args(self.hint)
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The plain types that the key takes: int, float, bool, str, dict."""
+        union = typing.get_origin(self.hint) in (typing.Union, types.UnionType)
+        parts = typing.get_args(self.hint) if union else (self.hint,)
+        origins = (typing.get_origin(part) or part for part in parts if part is not type(None))
+        return tuple(str if origin is Literal else origin for origin in origins)
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "optim": OptimConfig,
+    "parallel": ParallelConfig,
+    "track": TrackConfig,
+}
+
+
+@functools.cache
+def keys() -> dict[str, Key]:
+    """Every configuration key by its path, in the order of the classes above."""
+    found = {}
+    for section, cls in SECTIONS.items():
+        hints = typing.get_type_hints(cls)
+        for item in dataclasses.fields(cls):
+            doc = cls.__pydantic_fields__[item.name].description or ""  # type: ignore[attr-defined]
+            key = Key(section=section, name=item.name, hint=hints[item.name], doc=doc)
+            found[key.path] = key
+    return found

@@ -1,0 +1,70 @@
+"""Writes that are whole or not there, also after a power cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write through a temporary file in the same directory, synced before it takes the name."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON that any reader takes (no NaN)."""
+    write_atomic(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's bytes are on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of the file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def put_directory(temporary: Path, target: Path) -> None:
+    """Give a finished directory its name, in place of an older one of that name; at no moment is a half one visible."""
+    for path in temporary.iterdir():
+        path.chmod(0o644)  # temporary files are private
+        sync_file(path)
+    temporary.chmod(0o755)
+    sync_directory(temporary)
+    if target.exists():
+        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=".tmp-old-"))
+        os.replace(target, old / target.name)
+        os.replace(temporary, target)
+        shutil.rmtree(old)
+    else:
+        os.replace(temporary, target)
+    sync_directory(target.parent)

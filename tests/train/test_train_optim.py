@@ -1,0 +1,82 @@
+"""Schedule, groups, clipping."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from resformer import ResFormerConfig, ResFormerForCausalLM
+from resformer.train.config import OptimConfig
+from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
+from resformer.train.schedule import lr_at
+
+
+def small_model() -> ResFormerForCausalLM:
+    return ResFormerForCausalLM(
+        ResFormerConfig(
+            variant="learnable",
+            vocab_size=50,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+        )
+    )
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(120, 3.296), (1200, 3.264)])
+def test_the_schedule_of_the_paper(warmup: int, total: float) -> None:
+    def lr(step: int) -> float:
+        return lr_at(step, steps=10_000, lr=6e-4, start_lr=1e-7, warmup_steps=warmup, min_lr_ratio=0.1)
+
+    assert lr(0) == 1e-7
+    assert lr(warmup) == 6e-4
+    assert lr(10_000) == pytest.approx(6e-5, rel=1e-12)
+    assert math.fsum(map(lr, range(1, 10_001))) == pytest.approx(total, abs=5e-4)
+    assert lr(warmup // 2) == pytest.approx((6e-4 + 1e-7) / 2)
+    assert lr((warmup + 10_000) // 2) == pytest.approx((6e-4 + 6e-5) / 2)
+
+
+def test_the_schedule_at_its_edges() -> None:
+    assert lr_at(1, steps=1, lr=1.0, warmup_steps=1) == 1.0
+    assert lr_at(1, steps=1, lr=1.0) == pytest.approx(0.1)
+    assert lr_at(1, steps=10, lr=1.0, warmup_steps=4) == 0.25
+    assert lr_at(10, steps=10, lr=1.0, min_lr_ratio=0.0) == pytest.approx(0.0)
+
+
+def test_groups_keep_their_share_of_the_learning_rate() -> None:
+    optim = OptimConfig(lr=1e-2, warmup_steps=4, lambda_lr_scale=0.5, weight_decay=0.3)
+    optimizer = build_optimizer(small_model(), optim)
+    assert set_learning_rate(optimizer, optim, step=2, steps=10) == 5e-3
+    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert found == {"matrices": (5e-3, 0.3), "vectors": (5e-3, 0.0), "lambdas": (2.5e-3, 0.0)}
+
+
+def test_one_step_is_adamw() -> None:
+    optim = OptimConfig(lr=1e-2, warmup_steps=0, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8)
+    torch.manual_seed(0)
+    model = small_model()
+    optimizer = build_optimizer(model, optim)
+    before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    lr = set_learning_rate(optimizer, optim, step=5, steps=10)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        g = p.grad.double()
+        decayed = before[name] * (1 - lr * (0.1 if p.dim() >= 2 else 0.0))
+        expected = decayed - lr * g / (g.abs() + 1e-8)  # both moments, bias-corrected, after one step
+        torch.testing.assert_close(p.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_clipping_scales_to_the_norm_and_reports_the_one_before() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(1))]
+    for p in parameters:
+        p.grad = torch.full_like(p, 2.0)
+    assert clip_gradients(parameters, 0.0).item() == 4.0
+    assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+    assert clip_gradients(parameters, 1.0).item() == 4.0
+    torch.testing.assert_close(parameters[0].grad, torch.full((3,), 0.5))

@@ -1,0 +1,314 @@
+"""A run that was stopped, killed or damaged goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from train_helpers import Crash, assert_same_run, comparable, crash_after, in_child, wait_for_step
+
+from resformer.errors import UserError
+from resformer.train import checkpoint, loop
+from resformer.train.config import Config
+from resformer.train.configure import edit
+from resformer.train.failure import RunFailure
+from resformer.train.loop import train
+from resformer.train.metrics import read_rows
+
+
+@pytest.mark.parametrize("step", [7, 10, 20])
+def test_after_a_crash(
+    config: Config, whole_run: Path, tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7: rows beyond the checkpoint of 5; 10: before the validation that is due; 20: before the last one."""
+    crash_after(config, tmp_path / "run", step, monkeypatch)
+    assert checkpoint.latest_step(tmp_path / "run" / "checkpoints") == (step - 1) // 5 * 5
+    torch.manual_seed(99)
+    train(config, tmp_path / "run", resume=True, command=["again"])
+    assert_same_run(tmp_path / "run", whole_run)
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert [(entry["step"], entry["command"]) for entry in facts["resumed"]] == [((step - 1) // 5 * 5, ["again"])]
+
+
+def test_twice_and_in_the_middle_of_a_line(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 8, monkeypatch)
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"split": "train", "step": 9, "lo')
+    crash_after(config, out, 17, monkeypatch, resume=True)
+    train(config, out, resume=True)
+    assert_same_run(out, whole_run)
+
+
+def test_a_finished_run_is_left_as_it_is(config: Config, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = train(config, out)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in out.rglob("*") if path.is_file()}
+    assert train(config, out, resume=True) == result
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_with_a_checkpoint(
+    config: Config, whole_run: Path, tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    out, rare = tmp_path / "run", edit(config, {"train.checkpoint_every": 1000})
+    child = in_child(lambda: _slowly(rare, out))
+    wait_for_step(out, 3)
+    os.kill(child.pid or 0, signal_number)
+    child.join(60)
+    assert child.exitcode == 143
+    done = checkpoint.latest_step(out / "checkpoints")
+    assert done is not None
+    assert 3 <= done < 20
+    assert read_rows(out / "metrics.jsonl")[-1]["step"] == done
+    train(rare, out, resume=True)
+    assert_same_run(out, whole_run)
+
+
+def test_a_second_signal_ends_at_once(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object) -> None:
+        time.sleep(60)
+
+    monkeypatch.setattr(loop, "_save", endless)
+    child = in_child(lambda: _slowly(edit(config, {"train.checkpoint_every": 1000}), tmp_path / "run"))
+    wait_for_step(tmp_path / "run", 1)
+    os.kill(child.pid or 0, signal.SIGTERM)
+    time.sleep(0.5)
+    assert child.is_alive()
+    os.kill(child.pid or 0, signal.SIGTERM)
+    child.join(5)
+    assert child.exitcode == 128 + signal.SIGTERM
+
+
+def test_a_signal_during_a_validation(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation is left out, the checkpoint says so, and the resumed run makes up for it."""
+    out, real = tmp_path / "run", loop.evaluate
+
+    def interrupted(*args: object, **how: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **how)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate", interrupted)
+        with pytest.raises(SystemExit) as stopped:
+            train(config, out)
+    assert stopped.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [row["step"] for row in read_rows(out / "metrics.jsonl")] == list(range(1, 11))
+    assert checkpoint.find(out / "checkpoints")[1].pending_validation
+    crash_after(config, out, 12, monkeypatch, resume=True)  # validated after the checkpoint: must not count twice
+    train(config, out, resume=True)
+    assert_same_run(out, whole_run)
+
+
+@pytest.mark.parametrize("moment", ["write", "put_directory", "latest", "prune"])
+def test_kill_9_during_a_save(
+    config: Config, whole_run: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between files, before the rename, before the pointer, before old ones are removed; at the third save."""
+    out = tmp_path / "run"
+    name = {"write": "sha256", "put_directory": "put_directory", "latest": "write_atomic", "prune": "_prune"}[moment]
+    real, calls = getattr(checkpoint, name), []
+
+    def fatal(*args: object, **how: object) -> object:
+        calls.append(1)
+        if len(calls) == (6 if moment == "write" else 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, name, fatal)
+        child = in_child(lambda: _train(config, out))
+        child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert checkpoint.find(out / "checkpoints")[1].step == (10 if moment in ("write", "put_directory") else 15)
+    train(config, out, resume=True)
+    assert_same_run(out, whole_run)
+    assert checkpoint.steps(out / "checkpoints") == [15, 20]
+    assert not list((out / "checkpoints").glob(".tmp-*"))
+
+
+def test_kill_9_at_any_moment(config: Config, whole_run: Path, tmp_path: Path) -> None:
+    out, often = tmp_path / "run", edit(config, {"train.checkpoint_every": 2})
+    child = in_child(lambda: _slowly(often, out))
+    for step in (3, 9, 16):
+        wait_for_step(out, step)
+        child.kill()
+        child.join(60)
+        child = in_child(lambda: _slowly(often, out, resume=True))
+    child.join(60)
+    assert child.exitcode == 0
+    assert comparable(out) == comparable(whole_run)
+    name = "checkpoints/step-00000020/model.safetensors"
+    assert (out / name).read_bytes() == (whole_run / name).read_bytes()
+
+
+def _train(config: Config, out: Path, *, resume: bool = False) -> None:
+    train(config, out, resume=resume)
+
+
+def _slowly(config: Config, out: Path, *, resume: bool = False) -> None:
+    """Train with a pause after every step, so that a signal meets a running process."""
+    real = loop.Reporter.step
+
+    def pausing(self: loop.Reporter, step: int, **values: float) -> None:
+        real(self, step, **values)
+        time.sleep(0.05)
+
+    loop.Reporter.step = pausing  # type: ignore[method-assign, assignment]
+    train(config, out, resume=resume)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "state"])
+def test_a_damaged_checkpoint_is_passed_over(
+    config: Config,
+    whole_run: Path,
+    tmp_path: Path,
+    damage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 12, monkeypatch)
+    directory = out / "checkpoints" / "step-00000010"
+    victim = directory / ("state.json" if damage == "state" else "optimizer.safetensors")
+    content = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    elif damage == "cut":
+        victim.write_bytes(content[:-100])
+    else:
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    capsys.readouterr()
+    train(config, out, resume=True)
+    said = capsys.readouterr().err
+    assert "damaged checkpoint passed over: step-00000010: " in said
+    assert victim.name in said
+    assert "going on from step-00000005" in said
+    assert_same_run(out, whole_run)
+
+
+def test_no_checkpoint_that_can_be_used(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 7, monkeypatch)
+    before = (out / "metrics.jsonl").read_bytes()
+    (out / "checkpoints" / "step-00000005" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no usable checkpoint in .*model.safetensors does not fit its checksum"):
+        train(config, out, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_pickle_in_place_of_a_tensor_file_is_never_opened(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as it is nor with checksums that somebody made fit."""
+    out, mark = tmp_path / "run", tmp_path / "executed"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {mark}",)
+
+    crash_after(config, out, 7, monkeypatch)
+    victim = out / "checkpoints" / "step-00000005" / "optimizer.safetensors"
+    torch.save(Evil(), victim)
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        train(config, out, resume=True)
+    state = json.loads((victim.parent / "state.json").read_text())
+    state["files"][victim.name] = checkpoint.sha256(victim)
+    state.pop("sha256")
+    (victim.parent / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+    with pytest.raises((UserError, SafetensorError)):
+        train(config, out, resume=True)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.steps": 30}, "train.steps is 20 in the run and 30 now"),
+        ({"train.batch_size": 16}, "train.batch_size is 8 in the run and 16 now"),
+        ({"model.variant": "identity"}, "model.variant is 'learnable' in the run and 'identity' now"),
+        ({"optim.lr": 1e-3, "train.seed": 1}, "train.seed is 0 in the run and 1 now; optim.lr is 0.002 in the run and"),
+    ],
+)
+def test_resume_with_another_configuration(
+    config: Config, whole_run: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        train(edit(config, changes), whole_run, resume=True)
+    assert message in str(caught.value)
+    assert f"--config {whole_run / 'config.toml'}" in str(caught.value)
+
+
+def test_resume_with_another_corpus(config: Config, whole_run: Path, tmp_path: Path) -> None:
+    from train_helpers import write_text
+
+    from resformer.data import open_dataset, prepare
+
+    other = prepare(
+        write_text(tmp_path, seed=1), tmp_path / "data", vocab_size=300, validation_share=0.1, progress=False
+    )
+    with pytest.raises(UserError) as caught:
+        train(edit(config, {"data.dir": str(other)}), whole_run, resume=True)
+    for directory in (config.data.dir, other):
+        assert open_dataset(str(directory)).fingerprint[:12] in str(caught.value)
+
+
+def test_resume_where_nothing_is(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"--resume: no run in .*config.toml is missing"):
+        train(config, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+    crash_after(config, tmp_path / "run", 2, monkeypatch)
+    with pytest.raises(UserError, match="no usable checkpoint"):
+        train(config, tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="exclude each other"):
+        train(config, tmp_path / "run", resume=True, overwrite=True)
+
+
+def test_resume_with_other_kernels_says_so(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash_after(config, tmp_path / "run", 18, monkeypatch)
+    train(edit(config, {"train.checkpointing": True}), tmp_path / "run", resume=True)
+    assert "train.checkpointing is False in the run and True now: the numbers may differ" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses files of more than 200 kB: weights fit, the optimizer does not."""
+    import resource
+
+    out = tmp_path / "run"
+    crash_after(config, out, 7, monkeypatch)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        with pytest.raises(
+            RunFailure, match=r"step 10: .*could not be written: .*; the checkpoint of step 5 is intact"
+        ):
+            train(config, out, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list((out / "checkpoints").glob(".tmp-*"))
+    train(config, out, resume=True)
+    assert_same_run(out, whole_run)
+
+
+def test_crash_is_no_ordinary_error() -> None:
+    """`crash_after` relies on nothing between the loop and the test catching it."""
+    assert not issubclass(Crash, OSError | UserError | RunFailure)
