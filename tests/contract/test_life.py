@@ -87,7 +87,7 @@ def test_saved_models_reload_to_the_same_bits_in_a_new_process(tmp_path):
 
 def test_compiles_without_graph_breaks(variant, kv_heads):
     torch._dynamo.reset()
-    model = make(variant, kv_heads).train()
+    model = make(variant, kv_heads, num_hidden_layers=3).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     loss = compiled(input_ids=ids(), labels=ids(), use_cache=False).loss
     assert torch.allclose(loss, model(ids(), labels=ids()).loss, atol=1e-6)
@@ -102,7 +102,7 @@ def test_compiles_without_graph_breaks(variant, kv_heads):
 @pytest.mark.parametrize("name", ["transformer", "learnable_plus", "svformer"])
 def test_inductor_gives_the_same_loss(name):
     torch._dynamo.reset()
-    model = make(name, 2).train()
+    model = make(name, 2, num_hidden_layers=3).train()
     loss = torch.compile(model)(input_ids=ids(), labels=ids(), use_cache=False).loss
     assert torch.allclose(loss, model(ids(), labels=ids()).loss, atol=1e-5)
     loss.backward()

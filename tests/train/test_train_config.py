@@ -172,7 +172,7 @@ def test_toml_round_trip_with_every_key(tmp_path: Path) -> None:
 def test_a_long_warmup_is_shortened_with_a_note() -> None:
     made, notes = effective(edit(QUICK, {"train.steps": 50}))
     assert made.optim.warmup_steps == 5
-    assert notes == ["optim.warmup_steps 100 is longer than train.steps 50: shortened to 5"]
+    assert notes == ["optim.warmup_steps 80 is longer than train.steps 50: shortened to 5"]
     assert effective(QUICK) == (QUICK, [])
     assert effective(made) == (made, [])
 

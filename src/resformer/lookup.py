@@ -1,0 +1,91 @@
+"""From the words of a command line to what they name: recipes, sizes, suites, corpora. Imports happen inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resformer.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from resformer.experiments.spec import Suite
+    from resformer.models import ResFormerConfig
+    from resformer.train.config import Config
+
+DEFAULT_VOCAB_SIZE = 4096
+"""What `data prepare` trains unless told otherwise; `plan` has no data to ask."""
+
+
+def run_config(recipe: str, *, file: Path | None, overrides: tuple[str, ...], flags: dict[str, Any]) -> Config:
+    """A recipe with the keys of a file, of `--set` and of flags put over it, in this order."""
+    from resformer.recipes import recipe as base
+    from resformer.train.configure import configure
+
+    return configure(base(recipe), file=file, overrides=overrides, flags=flags)
+
+
+def model_config(
+    name: str, *, config: Path | None, overrides: tuple[str, ...], variant: str | None, vocab_size: int | None
+) -> ResFormerConfig:
+    """The model's config for `plan`: a recipe's, or one of the paper's sizes as a Transformer."""
+    from resformer.models.sizes import SIZES
+    from resformer.train import build
+    from resformer.train.config import Config
+    from resformer.train.configure import configure, edit
+
+    flags = {"model.variant": variant, "model.vocab_size": vocab_size}
+    if name in SIZES:
+        sized = edit(Config(), {"model.variant": "transformer", **{f"model.{k}": v for k, v in SIZES[name].items()}})
+        chosen = configure(sized, file=config, overrides=overrides, flags=flags)
+    else:
+        chosen = run_config(name, file=config, overrides=overrides, flags=flags)
+    return build.model_config(chosen, vocab_size=chosen.model.vocab_size or DEFAULT_VOCAB_SIZE)
+
+
+def quiet_libraries() -> None:
+    """Switch off the progress bars with which transformers reads and writes weights; downloads keep theirs."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def check_tokenizer(model: str, tokenizer: Any, dataset: Any) -> None:
+    """Raise UserError unless the model reads ids as the corpus wrote them."""
+    from tokenizers import Tokenizer
+
+    theirs, ours = tokenizer.get_vocab(), Tokenizer.from_file(str(dataset.tokenizer_dir / "tokenizer.json")).get_vocab()
+    if theirs != ours:
+        raise UserError(
+            f"the tokenizer of {model} ({len(theirs)} entries) is not the one that {dataset.tokenizer_dir} holds "
+            f"({len(ours)} entries); prepare the text again with --tokenizer"
+        )
+
+
+def weights(pairs: tuple[str, ...]) -> dict[str, float] | None:
+    """`domain=number` texts as a dictionary, None when there are none."""
+    found = {}
+    for pair in pairs:
+        domain, _, number = pair.partition("=")
+        try:
+            found[domain] = float(number)
+        except ValueError:
+            raise UserError(f"--weights: expected domain=number, got {pair!r}") from None
+    return found or None
+
+
+def suites() -> dict[str, Suite]:
+    """Every suite by name. Suites and recipes are found by name only: no module imports them."""
+    import importlib
+    import pkgutil
+
+    package = importlib.import_module("resformer.suites")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return {name: importlib.import_module(f"resformer.suites.{name}").SUITE for name in names}
+
+
+def suite(name: str) -> Suite:
+    """The suite of that name; UserError with the nearest one when there is none."""
+    known = suites()
+    if name not in known:
+        raise UserError(f"unknown suite {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
+    return known[name]

@@ -1,0 +1,88 @@
+"""What the commands print: plain numbers in, tables on the terminal out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; numbers are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) for row in cells)
+        table.add_column(column, justify="right" if numeric else "left")
+    for row in cells:
+        table.add_row(*(text(cell) for cell in row))
+    Console(soft_wrap=True).print(table)
+
+
+def text(cell: Any) -> str:
+    """A cell as text: thousands separated, four decimals, lists joined; empty becomes a dash."""
+    if isinstance(cell, bool) or cell is None:
+        return {True: "yes", False: "no", None: "-"}[cell]
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        return f"{cell:,.4f}"
+    if isinstance(cell, str):
+        return cell or "-"
+    return ", ".join(map(str, cell)) or "-"
+
+
+def show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows with equal keys; the keys are the columns."""
+    columns = list(rows[0])
+    show(title, [column.replace("_", " ") for column in columns], [[row[column] for column in columns] for row in rows])
+
+
+def show_evaluation(model: str, result: Mapping[str, Any]) -> None:
+    """Print what `resformer.evaluate.loss.evaluate` returned."""
+    rows = [
+        (name, d["tokens"], d["loss"], math.exp(d["loss"]), d["bits_per_byte"]) for name, d in result["domains"].items()
+    ]
+    tokens = sum(row[1] for row in rows)
+    rows.append(("mean of domains", tokens, result["loss"], math.exp(result["loss"]), result["bits_per_byte"]))
+    show(f"{model}: validation", ["domain", "tokens", "loss (nats/token)", "perplexity", "bits per byte"], rows)
+
+
+def show_plan(head: Mapping[str, Any], totals: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a plan: what the model costs, then what each layer owns, reads, sends and stores."""
+    groups = totals["parameters_by_group"]
+    parts = ", ".join(f"{name} {count:,}" for name, count in groups.items() if count)
+    print(f"{head['recipe']}, variant {head['variant']}: {head['formula']}")
+    print(f"  parameters          {totals['parameters']:,} ({parts})")
+    print(f"  FLOPs per token     {totals['flops_per_token']:,} forward, at {totals['sequence_length']:,} tokens")
+    print(
+        f"  KV bytes per token  {totals['kv_bytes_per_token']:,} in fp32, {totals['kv_ratio']:.4f} of the Transformer's"
+    )
+    print()
+    show_rows("", rows)
+
+
+def show_corpus(found: Mapping[str, Any]) -> None:
+    """Print what `resformer.data.inspect` returned."""
+    about = f"vocabulary {found['vocab_size']:,}, {found['dtype']} tokens; verified: {found['verify']}"
+    print(f"{found['directory']}: {about}")
+    rows = [
+        (
+            name,
+            domain["weight"],
+            domain["documents"],
+            domain["splits"]["train"]["tokens"],
+            domain["splits"]["validation"]["tokens"],
+            domain["bytes_per_token"],
+        )
+        for name, domain in found["domains"].items()
+    ]
+    show("", ["domain", "weight", "documents", "training tokens", "validation tokens", "bytes per token"], rows)
+    print(f"fingerprint {found['fingerprint']}")
+    for name, domain in found["domains"].items():
+        for sample in domain["samples"]:
+            print(f"\n[{name}, document {sample['document']}, {sample['tokens']:,} tokens]\n{sample['text'].strip()}")
