@@ -6,7 +6,7 @@ from resformer.train.config import Config, DataConfig, ModelConfig, OptimConfig,
 
 
 def quick() -> Config:
-    """8 layers x 128, 2.7M parameters at a vocabulary of 4,096, 0.49M tokens in 240 steps: under four minutes of a core.
+    """8 layers x 128, 2.7M parameters at a vocabulary of 4,096, 0.49M tokens in 240 steps: four minutes of a core.
 
     Four such runs, two at a time, with the installation, end within a quarter of an hour also where a core does
     40 GFLOP/s on these small matrices. The learning rate is high for the paper's sizes and right for this one.
