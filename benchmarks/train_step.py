@@ -5,7 +5,7 @@ machine does meanwhile hits both. Reported are the median tokens per second of e
 paired ratio, with a bootstrap interval over rounds.
 
     python benchmarks/train_step.py                                      # 8 layers x 128, 16 x 256 tokens, fp32
-    python benchmarks/train_step.py --hidden-size 256 --rounds 40 --json step.json
+    python benchmarks/train_step.py --hidden-size 256 --rounds 40 --json-file step.json
 """
 
 from __future__ import annotations

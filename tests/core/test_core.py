@@ -216,3 +216,18 @@ def test_the_mechanism_in_an_attention_that_is_not_ours(name):
         )
         h = h + layer.out(torch.einsum("bhts,bshd->bthd", weights, used).reshape(2, 6, 24))
     assert torch.allclose(y, h, atol=1e-6)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_weighted_sum_with_trained_scalars_is_its_own_derivative(contiguous):
+    """The hand-written backward pass, by finite differences, first and second order."""
+    a, b = (torch.randn(2, 2, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    first, own = (torch.randn(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def mix(first, a, own, b):
+        out = weighted_sum(first, a, own, b)
+        return out if contiguous else out.transpose(1, 2) * 2
+
+    assert torch.allclose(weighted_sum(first, a, own, b), b * own + a * first, rtol=0, atol=1e-15)
+    assert torch.autograd.gradcheck(mix, (first, a, own, b))
+    assert torch.autograd.gradgradcheck(mix, (first, a, own, b))

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from resformer import ResFormerConfig, ResFormerForCausalLM
+from resformer.models.norm import RMSNorm
 
 SIZES = {
     "vocab_size": 97,
@@ -104,3 +105,17 @@ def test_packed_documents_do_not_see_each_other(variant):
     packed = model(torch.cat([a, b], dim=1), position_ids=positions).logits
     alone = torch.cat([model(a).logits, model(b).logits], dim=1)
     assert (packed - alone).abs().max() < 1e-5
+
+
+def test_norm_backward_is_the_derivative():
+    """Our own backward pass, by finite differences in fp64, and a second derivative through it."""
+    norm = RMSNorm(6, eps=1e-5).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(6, dtype=torch.float64))
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def apply(x, weight):
+        return torch.func.functional_call(norm, {"weight": weight}, (x,))
+
+    assert torch.autograd.gradcheck(apply, (x, norm.weight))
+    assert torch.autograd.gradgradcheck(apply, (x, norm.weight))

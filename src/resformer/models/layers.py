@@ -21,23 +21,7 @@ from ..core.mixing import upcast
 from ..core.plan import Row
 from ..core.policy import Policy
 from .configuration import ResFormerConfig
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, computed in fp32 (Zhang and Sennrich 2019)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        x = upcast(hidden)
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * x.to(hidden.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+from .norm import RMSNorm
 
 
 class RotaryEmbedding(nn.Module):
@@ -70,16 +54,18 @@ class RotaryEmbedding(nn.Module):
     @torch.no_grad()
     @dynamic_rope_update
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, each `[B, T, D]` in the dtype of `x`."""
+        """cos of the angles and sin with the sign that `rotate` wants, each `[B, T, D]` in the dtype of `x`."""
         angles = position_ids[..., None].float() * self.inv_freq.float().to(x.device)
-        angles = torch.cat((angles, angles), dim=-1)
+        angles = torch.cat((-angles, angles), dim=-1)
         return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
 
 
 def rotate(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
-    """Turn queries or keys by their positions."""
-    left, right = x_BHTD.chunk(2, dim=-1)
-    return x_BHTD * cos_B1TD + torch.cat((-right, left), dim=-1) * sin_B1TD
+    """Turn queries or keys by their positions.
+
+    (left, right) -> (left cos - right sin, right cos + left sin); the minus is in the first half of `sin`.
+    """
+    return x_BHTD * cos_B1TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_B1TD
 
 
 def repeat_heads(x: Tensor, groups: int, dim: int) -> Tensor:

@@ -24,7 +24,8 @@ from ..core.policy import COEFFICIENTS_NAME, POLICY_NAME, Coefficients, Policy
 from .cache import lay_out
 from .compat import CACHE, create_causal_mask
 from .configuration import REMOTE_CODE_FILE, ResFormerConfig
-from .layers import Attention, DecoderLayer, RMSNorm, RotaryEmbedding
+from .layers import Attention, DecoderLayer, RotaryEmbedding
+from .norm import RMSNorm
 
 REMOTE_CODE = """\
 # This model's code is the installed package: pip install resformer
