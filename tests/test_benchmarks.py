@@ -29,7 +29,7 @@ def test_a_steady_ratio_is_found_though_the_machine_slows_down(train_step: Modul
         now[0] += cost * (1.0 if rounds[0] <= 12 else 3.0)  # rounds of two steps: the pairs stay whole
 
     found = train_step.compare(
-        lambda: step(2.0), lambda: step(1.0), tokens=100, rounds=9, warmup=1, clock=lambda: now[0], seed=0
+        lambda: step(2.0), lambda: step(1.0), tokens=100, rounds=9, steps=1, warmup=1, clock=lambda: now[0], seed=0
     )
     assert found["ratio"] == found["ratio_lower_95"] == found["ratio_upper_95"] == pytest.approx(0.5)
     assert found["ours_tokens_per_second"] == pytest.approx(50.0)
@@ -45,10 +45,22 @@ def test_rounds_count_and_warm_up_does_not(train_step: ModuleType) -> None:
         now[0] += 100.0 if calls[name] <= 3 else 1.0
 
     times = train_step.take_turns(
-        lambda: step("left"), lambda: step("right"), rounds=4, warmup=3, clock=lambda: now[0], seed=0
+        lambda: step("left"), lambda: step("right"), rounds=4, steps=1, warmup=3, clock=lambda: now[0], seed=0
     )
     assert times == [(1.0, 1.0)] * 4
     assert calls == {"left": 7, "right": 7}
+
+
+def test_the_fastest_step_of_a_round_counts(train_step: ModuleType) -> None:
+    now, calls = [0.0], [0]
+
+    def step() -> None:
+        calls[0] += 1
+        now[0] += 9.0 if calls[0] % 6 in (1, 2) else 1.0  # two of six steps are disturbed: never all three of a side
+
+    times = train_step.take_turns(step, step, rounds=5, steps=3, warmup=0, clock=lambda: now[0], seed=0)
+    assert times == [(1.0, 1.0)] * 5
+    assert calls == [30]
 
 
 def test_the_interval_holds_the_median_and_narrows_with_rounds(train_step: ModuleType) -> None:

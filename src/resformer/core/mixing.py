@@ -51,7 +51,7 @@ class _ScalarSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, first: Tensor, v_first: Tensor, own: Tensor, v_own: Tensor) -> Tensor:
         ctx.save_for_backward(first, v_first, own, v_own)
-        return torch.addcmul(v_own * own, v_first, first)
+        return (v_own * own).addcmul_(v_first, first)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,4 +59,7 @@ class _ScalarSum(torch.autograd.Function):
         g = gradients[0].contiguous()
         d_first = torch.dot(g.flatten(), v_first.flatten()).view_as(first)
         d_own = torch.dot(g.flatten(), v_own.flatten()).view_as(own)
-        return d_first, g * first, d_own, g * own
+        d_v_first = g * first
+        # A copy made above is ours to change; a fresh tensor costs page faults, which is most of what is left to save.
+        ours = g is not gradients[0] and not torch.is_grad_enabled()
+        return d_first, d_v_first, d_own, g.mul_(own) if ours else g * own

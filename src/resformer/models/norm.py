@@ -26,7 +26,7 @@ class _RMSNormFunction(torch.autograd.Function):
         scale = _inverse_rms(x, eps)
         ctx.save_for_backward(x, scale, weight)
         ctx.eps = eps
-        return weight * (x * scale)
+        return (x * scale).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -36,7 +36,7 @@ class _RMSNormFunction(torch.autograd.Function):
         normed = x * scale
         product = gradients[0] * normed
         mean = torch.matmul(product, weight).unsqueeze(-1) / weight.numel()
-        dx = torch.addcmul(gradients[0] * weight, normed, mean, value=-1) * scale
+        dx = (gradients[0] * weight).addcmul_(normed, mean, value=-1).mul_(scale)
         return dx, product.flatten(0, -2).sum(0), None
 
 

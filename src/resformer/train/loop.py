@@ -26,6 +26,7 @@ from resformer.train.environment import versions
 from resformer.train.export import export_run
 from resformer.train.failure import RunFailure, Stopped
 from resformer.train.loss import accumulate
+from resformer.train.memory import keep_freed_memory
 from resformer.train.metrics import MetricsLog, read_rows
 from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
 from resformer.train.progress import Reporter
@@ -72,6 +73,8 @@ def train(
     config, notes = effective(config)
     rundir.check_start(out, resume=resume, overwrite=overwrite)
     device = resolve_device(config.train.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     with numerics(config, device):
         dataset, sampler = open_data(config)
         described = model_config(
