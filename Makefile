@@ -14,10 +14,10 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || t
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compare test test-all lint format test-versions bench clean
+.PHONY: help install compare test test-all lint format test-versions bench bench-variants docs clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 compare: $(BASE)  ## train a Transformer and value-residual models on real text, write runs/quick/report.html
 	$(BIN)/resformer suite run quick --out $(OUT) --jobs $(JOBS)
@@ -42,6 +42,12 @@ test-versions:  ## model and contract tests with the oldest and newest supported
 
 bench: $(DEV)  ## speed of one training step against LlamaForCausalLM, side by side
 	$(BIN)/python benchmarks/train_step.py
+
+bench-variants: $(DEV)  ## step time of every variant relative to the Transformer (a quarter of an hour), for docs/variants.md
+	$(BIN)/python benchmarks/variants.py --json-file benchmarks/results/variants.json
+
+docs: $(BASE)  ## write docs/variants.md from the variants and the last `make bench-variants`
+	$(BIN)/python docs/generate.py
 
 install: $(BASE)  ## create the environment and install, nothing else
 

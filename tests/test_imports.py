@@ -27,7 +27,7 @@ RANKS = [
     {"analyze"},
     {"experiments"},
     {"recipes", "suites"},
-    {"cli", "lookup", "shell", "tables", "__main__"},
+    {"cli", "commands", "lookup", "shell", "tables", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 NEVER = {("data", "core"), ("data", "models"), ("analyze", "train"), ("recipes", "suites"), ("suites", "recipes")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -139,14 +141,88 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target.split("#")[0]).exists(), f"{page.name} links to {target}"
 
 
-def test_every_variant_and_option_is_documented() -> None:
-    text = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_variants_is_what_the_registry_says(generator: Any) -> None:
+    page = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
+    assert page == generator.text(), "run `make docs`"
+
+
+def test_every_variant_and_option_is_documented(generator: Any) -> None:
+    page = generator.text()
     for name in registry.names():
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
-        assert f"| `{name}` |" in README, f"README's table lacks {name}"
-        for option, default in registry.get(name).options().items():
-            described = re.search(rf"`{option}=([^`]*)`", row)
-            assert described, f"docs/variants.md does not mention the option {option} of {name}"
-            if default is not None:
-                shown = '"' + default + '"' if isinstance(default, str) else str(default)
-                assert described[1] == shown.replace("(1,)", "[1]"), f"{name}: default of {option} is {shown}"
+        cls = registry.get(name)
+        assert f"\n## {name}\n" in page
+        assert cls.equation and cls.reference and cls.when, f"{name} lacks equation, reference or when"
+        said = generator.option_texts(cls)
+        for option in cls.options():
+            assert said.get(option), f"{name}: the docstring does not explain the option {option}"
+
+
+def test_options_come_from_the_nearest_docstring(generator: Any) -> None:
+    class Base:
+        """Base.
+
+        Options:
+            one: of the base,
+                over two lines.
+            two: of the base.
+        """
+
+    class Child(Base):
+        """Child.
+
+        Options:
+            two: of the child.
+            one: see `Base`.
+
+        Not an option: this.
+        """
+
+    class Silent(Child):
+        pass
+
+    assert generator.option_texts(Silent) == {"two": "of the child.", "one": "of the base, over two lines."}
+
+
+def test_measured_step_times_reach_the_page(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratio = {"ratio": 1.0123, "ratio_lower_95": 1.0014, "ratio_upper_95": 1.0251}
+    found = {
+        "about": {"date": "2001-02-03", "processor": "some processor", "torch": "2.x", "transformers": "5.x"},
+        "settings": {"threads": 1, "rounds": 3},
+        "shape": {"num_hidden_layers": 8, "hidden_size": 256, "batch_size": 4, "sequence_length": 256},
+        "results": {"gated": ratio},
+    }
+    path = tmp_path / "variants.json"
+    path.write_text(json.dumps(found))
+    monkeypatch.setattr(generator, "MEASURED", path)
+    page = generator.text()
+    assert "2001-02-03: some processor" in page.replace("\n", " ")
+    assert "step time 1.012 (95 % interval 1.001 to 1.025)" in page.replace("\n  ", " ")
+    (row,) = [line for line in page.splitlines() if line.startswith("| [`gated`]")]
+    assert row.endswith("| 1.012 |")
+
+
+def test_readme_names_only_variants_that_exist() -> None:
+    rows = re.findall(r"^\| `([a-z_0-9]+)` \|", README.partition("## Variants")[2].partition("\n## ")[0], re.MULTILINE)
+    assert rows and set(rows) <= set(registry.names())
+
+
+def test_contributings_variant_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from resformer.evaluate.contract.suite import run
+    from resformer.train.imports import import_files
+
+    monkeypatch.setattr(registry, "_registered", {n: registry.get(n) for n in registry.names()})
+    (block,) = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "python")
+    path = tmp_path / "my_gated.py"
+    path.write_text(block)
+    (imported,) = import_files([path])
+    assert imported.variants == ("my_gated",)
+    assert [one for one in run("my_gated", heads={"GQA": 4}) if one.result == "failed"] == []

@@ -14,6 +14,10 @@ class UserError(ValueError):
     """A mistake that the user can mend. The message says what was got, what was expected and what to change."""
 
 
+class RunError(RuntimeError):
+    """A failure at run time that is no surprise to us: its text says all there is to say (exit code 1)."""
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the valid name nearest to `name`, or "" when none is near."""
     near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

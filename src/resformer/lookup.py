@@ -16,12 +16,28 @@ DEFAULT_VOCAB_SIZE = 4096
 """What `data prepare` trains unless told otherwise; `plan` has no data to ask."""
 
 
+TYPED = {
+    "data.dir": "--data",
+    "model.variant": "--variant",
+    "model.vocab_size": "--vocab-size",
+    "train.steps": "--steps",
+    "train.seed": "--seed",
+}
+"""Configuration keys that have a flag of their own."""
+
+
+def check_range(flag: str, value: int | None, *, low: int = 1, high: int = 2**31 - 1) -> None:
+    """Raise UserError unless the number of a flag is in its range; None is "not given"."""
+    if value is not None and not low <= value <= high:
+        raise UserError(f"{flag} is {value}; expected {low} to {high}")
+
+
 def run_config(recipe: str, *, file: Path | None, overrides: tuple[str, ...], flags: dict[str, Any]) -> Config:
     """A recipe with the keys of a file, of `--set` and of flags put over it, in this order."""
     from resformer.recipes import recipe as base
     from resformer.train.configure import configure
 
-    return configure(base(recipe), file=file, overrides=overrides, flags=flags)
+    return configure(base(recipe), file=file, overrides=overrides, flags=flags, typed=TYPED)
 
 
 def model_config(
@@ -29,6 +45,7 @@ def model_config(
 ) -> ResFormerConfig:
     """The model's config for `plan`: a recipe's, or one of the paper's sizes as a Transformer."""
     from resformer.models.sizes import SIZES
+    from resformer.recipes import names, unknown
     from resformer.train import build
     from resformer.train.config import Config
     from resformer.train.configure import configure, edit
@@ -36,10 +53,52 @@ def model_config(
     flags = {"model.variant": variant, "model.vocab_size": vocab_size}
     if name in SIZES:
         sized = edit(Config(), {"model.variant": "transformer", **{f"model.{k}": v for k, v in SIZES[name].items()}})
-        chosen = configure(sized, file=config, overrides=overrides, flags=flags)
+        chosen = configure(sized, file=config, overrides=overrides, flags=flags, typed=TYPED)
+    elif name not in names():
+        raise unknown(name, [*names(), *SIZES])
     else:
         chosen = run_config(name, file=config, overrides=overrides, flags=flags)
     return build.model_config(chosen, vocab_size=chosen.model.vocab_size or DEFAULT_VOCAB_SIZE)
+
+
+def import_variants(files: tuple[Path, ...], *, using: tuple[Path | str, ...] = ()) -> None:
+    """Run the user's files that register variants, then see that the runs or models in `using` have theirs.
+
+    Raises:
+        UserError: a file that cannot be run, or a variant that no file registered.
+    """
+    import sys
+
+    from resformer.train.imports import check_available, import_files
+
+    for path, imported in zip(files, import_files(files), strict=True):
+        if not imported.variants:
+            print(f"note: {path} registers no variant", file=sys.stderr)
+    for place in using:
+        for note in check_available(place):
+            print(f"note: {note}", file=sys.stderr)
+
+
+def run_of(config: Path | None, variant: str | None) -> tuple[Path, ...]:
+    """The run whose configuration file is taken, and with it, unless a flag names another, its variant."""
+    if config is None or variant is not None or not (config.parent / "environment.json").is_file():
+        return ()
+    return (config.parent,)
+
+
+def variant_options(name: str, texts: tuple[str, ...]) -> dict[str, Any]:
+    """Options of a variant from `option=value` texts, read as `train --set model.variant_options.option=value` is."""
+    from resformer.core import registry
+    from resformer.train.config import Config
+    from resformer.train.configure import configure
+
+    registry.get(name)
+    for text in texts:
+        option, equals, _ = text.partition("=")
+        if not equals or "." in option:
+            raise UserError(f"--set {text}: expected option=value, an option of the variant {name!r}")
+    overrides = [f"model.variant_options.{text}" for text in texts]
+    return dict(configure(Config(), overrides=overrides, flags={"model.variant": name}).model.variant_options)
 
 
 def quiet_libraries() -> None:

@@ -1,8 +1,8 @@
 """How a command line becomes a function call, and what went wrong an exit code; knows no single command.
 
 Exit codes: 0 only for success, 2 for a mistake in usage, configuration or input (one line on stderr), 1 for a failure
-at run time, 130 after Ctrl-C, 141 when the reader of the output went away. A SystemExit of a command (143 after a
-SIGTERM) passes as it is. With RESFORMER_TRACEBACK=1 errors show their traceback.
+at run time, 130 after Ctrl-C, 141 when the reader of the output went away (training goes on without one). A SystemExit
+of a command (143 after a SIGTERM) passes as it is. With RESFORMER_TRACEBACK=1 errors show their traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from resformer.errors import UserError, did_you_mean
+from resformer.errors import RunError, UserError, did_you_mean
 
 TRACEBACK_VARIABLE = "RESFORMER_TRACEBACK"
 
@@ -33,21 +33,28 @@ for its help.
 def run(commands: Mapping[str, Command], arguments: Sequence[str], *, program: str, about: str, version: str) -> int:
     """Run one command line and return the exit code. `commands` maps names of one or two words to functions."""
     try:
+        _check_texts(arguments)
+        _printable()
         _dispatch(commands, list(arguments), program=program, about=about, version=version)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return 0
     except UserError as error:
         return _report(program, str(error), code=2)
+    except RunError as error:
+        return _report(program, str(error), code=1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         where = f": {error.filename}" if error.filename else ""
         return _report(program, f"{error.strerror or error}{where}", code=2)
     except KeyboardInterrupt:
         return _report(program, "interrupted", code=130)
     except BrokenPipeError:
-        # The reader of our output is gone (`... | head`): point stdout elsewhere, or the interpreter complains once
-        # more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _reader_gone()
+    except SystemExit as stop:
+        # The table printer makes a SystemExit(1) of a broken pipe.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         return _report(program, f"{message} (set {TRACEBACK_VARIABLE}=1 for the traceback)", code=1)
@@ -56,8 +63,33 @@ def run(commands: Mapping[str, Command], arguments: Sequence[str], *, program: s
 def _report(program: str, message: str, *, code: int) -> int:
     if os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0"):
         traceback.print_exc()
-    print(f"{program}: error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody may be there to read it; the exit code stays true
+        print(f"{program}: error: {message}", file=sys.stderr)
     return code
+
+
+def _reader_gone() -> int:
+    """The reader of our output is gone (`... | head`): point stdout elsewhere, or the interpreter complains once more
+    at exit.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Refuse arguments whose bytes are no text: nothing after us could write them down."""
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"argument {number} is no UTF-8: {argument!a}; convert it") from None
+
+
+def _printable() -> None:
+    """Let an output that knows fewer characters than we print (an ASCII terminal) show the others as escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(commands: Mapping[str, Command], arguments: list[str], *, program: str, about: str, version: str) -> None:
@@ -122,7 +154,7 @@ def parse(function: Command, arguments: Sequence[str], *, program: str) -> tuple
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
+            positional, keywords = tyro.cli(
                 collect,
                 prog=program,
                 args=arguments,
@@ -133,6 +165,10 @@ def parse(function: Command, arguments: Sequence[str], *, program: str) -> tuple
         if stop.code in (0, None):
             raise
         raise UserError(f"{_first_sentence(said.getvalue())}; see `{program} --help`") from None
+    for name, value in zip(inspect.signature(function).parameters, positional, strict=False):
+        if value == "":  # every positional text is a name or a place
+            raise UserError(f"{name.upper()} of `{program}` is empty; see `{program} --help`")
+    return positional, keywords
 
 
 def _collector(function: Command) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -148,6 +184,9 @@ def _collector(function: Command) -> Callable[..., tuple[tuple[Any, ...], dict[s
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:  # shown as RECIPE, not as TEXT
             shown = tyro.conf.arg(metavar=parameter.name.upper())
             hints[parameter.name] = typing.Annotated[hints[parameter.name], shown]
+        elif parameter.name.endswith("_"):  # a Python keyword: import_ is --import
+            named = tyro.conf.arg(name=parameter.name.removesuffix("_"))
+            hints[parameter.name] = typing.Annotated[hints[parameter.name], named]
     collect.__doc__, collect.__annotations__ = function.__doc__, hints
     collect.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
@@ -158,10 +197,12 @@ def _collector(function: Command) -> Callable[..., tuple[tuple[Any, ...], dict[s
 def _first_sentence(box: str) -> str:
     """What a framed error message says before its first rule, in one line."""
     lines = [line.strip("\u2502| ").strip() for line in box.splitlines()]
-    body = []
+    body: list[str] = []
     for line in lines[1:]:
         if line and not line.strip("\u2500\u2570\u256f+-"):
-            break
+            if any(body):
+                break
+            continue  # without Unicode, a rule comes between the title and the text
         body.append(line)
     text = re.sub(r"^Error parsing ", "", " ".join(" ".join(body).split())).rstrip(".")
     return text or " ".join(box.split())
@@ -169,12 +210,14 @@ def _first_sentence(box: str) -> str:
 
 def _checked_flags(function: Command, arguments: list[str], *, program: str) -> list[str]:
     """Refuse unknown flags with the nearest valid one, and join repeated list flags (`--set a=1 --set b=2`), of which
-    only the last would count.
+    only the last would count. A list of paths takes one for each flag, so that `--import FILE.py RECIPE` can be typed.
     """
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
-    flags = {"--" + p.name.replace("_", "-"): p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    keywords = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    flags = {"--" + name.removesuffix("_").replace("_", "-"): name for name in keywords}
     lists = {flag for flag, name in flags.items() if typing.get_origin(hints[name]) is tuple}
+    single = {flag for flag in lists if typing.get_args(hints[flags[flag]])[0] is Path}
     kept: list[str] = []
     joined: dict[str, list[str]] = {}
     open_list: str | None = None
@@ -187,14 +230,18 @@ def _checked_flags(function: Command, arguments: list[str], *, program: str) -> 
             open_list = flag if flag in lists else None
             if open_list:
                 joined.setdefault(flag, []).extend([value] if equals else [])
+                open_list = None if equals and flag in single else open_list
                 continue
         if open_list:
             joined[open_list].append(argument)
+            open_list = None if open_list in single else open_list
         else:
             kept.append(argument)
     for flag, values in joined.items():
         if not values:
             raise UserError(f"{flag} of `{program}` needs at least one value")
+        if flag in single and "" in values:
+            raise UserError(f"{flag}: expected a path, got an empty text; see `{program} --help`")
     return kept + [word for flag, values in joined.items() for word in (flag, *values)]
 
 
@@ -224,6 +271,8 @@ def _plain_types() -> Any:
         metavar, words = _KINDS[kind]
 
         def from_text(texts: list[str]) -> Any:
+            if kind is Path and not texts[0]:  # Path("") would be the current directory
+                raise ValueError("expected a path, got an empty text")
             try:
                 return kind(texts[0])
             except ValueError:

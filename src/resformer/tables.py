@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from resformer.evaluate.contract.suite import Result
+
+Item = TypeVar("Item")
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -58,10 +63,14 @@ def show_plan(head: Mapping[str, Any], totals: Mapping[str, Any], rows: Sequence
     parts = ", ".join(f"{name} {count:,}" for name, count in groups.items() if count)
     print(f"{head['recipe']}, variant {head['variant']}: {head['formula']}")
     print(f"  parameters          {totals['parameters']:,} ({parts})")
+    if totals["active_parameters"] != totals["parameters"]:
+        print(f"  active parameters   {totals['active_parameters']:,} (a token's own experts only)")
     print(f"  FLOPs per token     {totals['flops_per_token']:,} forward, at {totals['sequence_length']:,} tokens")
     print(
         f"  KV bytes per token  {totals['kv_bytes_per_token']:,} in fp32, {totals['kv_ratio']:.4f} of the Transformer's"
     )
+    if totals["kv_bytes"] != totals["kv_bytes_per_token"] * totals["sequence_length"]:
+        print(f"  KV bytes            {totals['kv_bytes']:,} at {totals['sequence_length']:,} tokens, windows included")
     print()
     show_rows("", rows)
 
@@ -83,6 +92,28 @@ def show_corpus(found: Mapping[str, Any]) -> None:
     ]
     show("", ["domain", "weight", "documents", "training tokens", "validation tokens", "bytes per token"], rows)
     print(f"fingerprint {found['fingerprint']}")
+    for line in found["losses"]:
+        print(line)
     for name, domain in found["domains"].items():
         for sample in domain["samples"]:
             print(f"\n[{name}, document {sample['document']}, {sample['tokens']:,} tokens]\n{sample['text'].strip()}")
+
+
+def with_progress(items: Iterable[Item], doing: str) -> list[Item]:
+    """The items as a list; on a terminal a line says how many there are so far."""
+    from rich.console import Console
+
+    found: list[Item] = []
+    with Console(stderr=True).status(doing) as status:
+        for item in items:
+            found.append(item)
+            status.update(f"{doing}: {len(found)} done")
+    return found
+
+
+def show_checks(name: str, results: Sequence[Result]) -> None:
+    """Print what `resformer.evaluate.contract.suite.run` gave, and what a failed check is about."""
+    show(f"{name}: contract", ["check", "result", "detail"], [(one.check, one.result, one.detail) for one in results])
+    for one in results:
+        if one.result == "failed":
+            print(f"{one.check}: {one.about}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from conftest import ids, make
+from cases import CACHED, Case, ids, make
 from transformers import DynamicCache, StaticCache
 
-from resformer import build_cache
+from resformer import ResFormerForCausalLM, build_cache
 from resformer.models.accounting import account
 from resformer.models.cache import cache_bytes
 from resformer.models.compat import CACHE
@@ -21,40 +23,50 @@ def left_padded() -> tuple[torch.Tensor, torch.Tensor]:
     return x, mask
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=["greedy", "beam3", "static"]
-)
-def test_generation_with_cache_equals_without(variant, kv_heads, settings):
-    model = make(variant, kv_heads)
-    x, mask = left_padded()
-    common = {"attention_mask": mask, "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    beams = {k: v for k, v in settings.items() if k == "num_beams"}
-    with_cache = model.generate(x, **common, **settings)
-    assert torch.equal(with_cache, model.generate(x, **common, **beams, use_cache=False))
+@functools.cache
+def model_of(case: str) -> ResFormerForCausalLM:
+    """Tests here only read a case's model, so they share one."""
+    return next(c for c in CACHED if str(c) == case).make()
 
 
-def test_padding_does_not_leak(variant, kv_heads):
-    model = make(variant, kv_heads)
-    x, mask = left_padded()
-    batch = model.generate(x, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=0)
-    for row, length in enumerate((3, 7, 12)):
-        alone = model.generate(x[row : row + 1, 12 - length :], max_new_tokens=20, do_sample=False, pad_token_id=0)
-        assert torch.equal(batch[row, 12 - length :], alone[0])
+def generate(model: ResFormerForCausalLM, x: torch.Tensor, tokens: int, **settings) -> torch.Tensor:
+    return model.generate(x, max_new_tokens=tokens, do_sample=False, pad_token_id=0, **settings)
 
 
-@pytest.mark.parametrize("chunks", [(12,), (5, 7), (1,) * 12, (7, 1, 1, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["dynamic", "static", "plain dynamic", "plain static"])
-def test_chunked_prefill_gives_the_same_logits(variant, kv_heads, chunks, kind):
-    model = make(variant, kv_heads)
-    cache = {
-        "dynamic": lambda: build_cache(model),
-        "static": lambda: build_cache(model.config, kind="static", max_length=16),
-        "plain dynamic": lambda: DynamicCache(),
-        "plain static": lambda: StaticCache(config=model.config, max_cache_len=16),
-    }[kind]()
+def test_generation_does_not_depend_on_cache_or_padding(cached_case):
+    """Greedy: with and without a cache, with a static one, and each prompt of a left-padded batch alone."""
+    model, (x, mask) = model_of(str(cached_case)), left_padded()
+    batch = generate(model, x, 8, attention_mask=mask)
+    assert torch.equal(batch, generate(model, x, 8, attention_mask=mask, use_cache=False))
+    assert torch.equal(batch[:, :16], generate(model, x, 4, attention_mask=mask, cache_implementation="static"))
+    for row, length in enumerate((3, 7)):
+        assert torch.equal(batch[row, 12 - length :], generate(model, x[row : row + 1, 12 - length :], 8)[0])
+
+
+def test_beam_search_reorders_the_cache(cached_case):
+    model, (x, mask) = model_of(str(cached_case)), left_padded()
+    settings = {"attention_mask": mask, "num_beams": 3}
+    assert torch.equal(generate(model, x, 5, **settings), generate(model, x, 5, **settings, use_cache=False))
+
+
+CACHES = {
+    "dynamic": lambda model: build_cache(model),
+    "static": lambda model: build_cache(model.config, kind="static", max_length=16),
+    "plain dynamic": lambda model: DynamicCache(),
+    "plain static": lambda model: StaticCache(config=model.config, max_cache_len=16),
+}
+
+
+def logits(model, x: torch.Tensor, cache=None) -> torch.Tensor:
     with torch.no_grad():
-        want = model(ids(), use_cache=False).logits
-        got = torch.cat([model(part, **{CACHE: cache}).logits for part in ids().split(chunks, dim=1)], dim=1)
+        return model(x, use_cache=False).logits if cache is None else model(x, **{CACHE: cache}).logits
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_chunked_prefill_gives_the_same_logits(cached_case, kind):
+    model = model_of(str(cached_case))
+    want, cache = logits(model, ids()), CACHES[kind](model)
+    got = torch.cat([logits(model, part, cache) for part in ids().split((6, 1, 1, 4), dim=1)], dim=1)
     assert (got - want).abs().max() < 1e-5
 
 
@@ -65,26 +77,53 @@ def test_cache_is_taken_under_both_names(variant, name):
     with torch.no_grad():
         model(ids()[:, :8], **{name: cache})
         got = model(ids()[:, 8:], **{name: cache}).logits
-        assert (got - model(ids()).logits[:, 8:]).abs().max() < 1e-5
+    assert (got - logits(model, ids())[:, 8:]).abs().max() < 1e-5
 
 
-def test_cache_after_crop_and_reorder(variant, kv_heads):
-    model, cache = make(variant, kv_heads), build_cache(make(variant, kv_heads))
-    with torch.no_grad():
-        model(ids(), **{CACHE: cache})
-        cache.crop(-4)
-        cache.reorder_cache(torch.tensor([1, 0]))
-        got = model(ids()[[1, 0]][:, 8:], **{CACHE: cache}).logits
-        assert (got - model(ids()[[1, 0]]).logits[:, 8:]).abs().max() < 1e-5
+def test_cache_after_crop_and_reorder(cached_case):
+    model = model_of(str(cached_case))
+    cache = build_cache(model)
+    logits(model, ids(), cache)
+    cache.crop(-4)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    got = logits(model, ids()[[1, 0]][:, 8:], cache)
+    assert (got - logits(model, ids()[[1, 0]])[:, 8:]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_cache_bytes_are_those_of_the_account(variant, kv_heads, kind):
-    model = make(variant, kv_heads)
+def test_cache_bytes_are_those_of_the_account(cached_case, kind):
+    model = model_of(str(cached_case))
     cache = build_cache(model, kind=kind, max_length=50 if kind == "static" else None)
-    with torch.no_grad():
-        model(ids(1, 50), **{CACHE: cache})
+    logits(model, ids(1, 50), cache)
     assert cache_bytes(cache) == 50 * account(model.config).kv_bytes_per_token
+
+
+PLANES = [  # (case, planes of keys, planes of values), of 5 and 5
+    (Case("learnable"), 5, 5),
+    (Case("svformer"), 5, 1),
+    (Case("svformer", {"anchors": [1, 3]}), 5, 2),
+    (Case("svformer", {"layers": "last:2"}), 5, 3),
+    (Case("svformer", {"key_group": 2}), 3, 1),
+    (Case("svformer", {"key_group": 5}), 1, 1),
+    (Case("cla"), 3, 3),
+    (Case("cla", {"group": 3}), 2, 2),
+    (Case("cla", {"group": 5}), 1, 1),
+    (Case("cla", {"share": "k"}), 3, 5),
+    (Case("cla", {"share": "v"}), 5, 3),
+    (Case("cla", {"share": "q"}), 5, 5),
+    (Case("skipv1"), 5, 3),
+    (Case("skipv1", {"share": 0.25}, 4), 5, 4),
+    (Case("skipv1", {"share": 0.75}, 4), 5, 2),
+    (Case("cross_attention"), 5, 5),
+]
+
+
+@pytest.mark.parametrize(("case", "keys", "values"), PLANES, ids=lambda x: str(x))
+def test_bytes_per_token_by_hand(case, keys, values):
+    """A plane is H_kv * 8 numbers of 4 bytes a token; the ratio is to 10 planes."""
+    costs = account(case.config())
+    assert costs.kv_bytes_per_token == (keys + values) * case.kv_heads * 8 * 4
+    assert costs.kv_ratio == (keys + values) / 10
 
 
 def test_training_returns_no_cache(variant):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 from data_helpers import DOMAINS, write_rows
 
+from resformer import cli
 from resformer.data import build as build_module
-from resformer.data import inspect, open_dataset, prepare
+from resformer.data import inspect, open_dataset, placement, prepare, shards
 from resformer.data.dataset import Dataset
 from resformer.data.documents import draw, text_hash
+from resformer.data.spool import Spool
 from resformer.errors import UserError
 
 
@@ -84,6 +87,29 @@ def test_exact_duplicates_are_removed_and_cannot_straddle(build: Callable[..., P
     assert dataset.index["domains"]["b"]["counts"] == {"documents_read": 32, "duplicate": 30}
 
 
+def test_a_domain_without_a_new_document_is_said_and_its_counts_kept(
+    build: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"document {i}" for i in range(20)]
+    write_rows(tmp_path / "in" / "a.jsonl", [*rows, rows[0]])
+    write_rows(tmp_path / "in" / "b.jsonl", [*rows[:5], ""])
+    (tmp_path / "in" / "c.pdf").write_text("x")
+    index = open_dataset(build([tmp_path / "in"])).index
+    assert list(index["domains"]) == ["a"]
+    assert index["readers"]["domains_left_out"] == {"b": {"documents_read": 6, "duplicate": 5, "empty": 1}}
+    said = capsys.readouterr().err
+    assert "domain 'b' is left out, no document of it is new: 5 exact duplicates, 1 empty document\n" in said
+    assert "left out of the domains: 1 exact duplicate\n" in said
+    assert "passed over 1 files of types that are not read: .pdf 1\n" in said
+
+
+def test_inspect_reads_a_corpus_from_before_left_out_domains_were_kept(copy: Path) -> None:
+    index = json.loads((copy / "index.json").read_text())
+    del index["readers"]["domains_left_out"]
+    (copy / "index.json").write_text(json.dumps(shards.seal({k: v for k, v in index.items() if k != "index_sha256"})))
+    assert inspect(copy)["losses"] == []
+
+
 def test_empty_and_odd_documents_are_counted(build: Callable[..., Path], tmp_path: Path) -> None:
     odd = ["", "  \n\t", "nul \0", "crlf \r\n", "lone \ud800", "\ufeffmark", "sep \u2028"]
     file = write_rows(tmp_path / "a.jsonl", odd + [f"plain {i}" for i in range(20)])
@@ -101,14 +127,24 @@ def test_empty_and_odd_documents_are_counted(build: Callable[..., Path], tmp_pat
     assert {"nul \0", "crlf \r\n", "lone \ufffd", "mark", "sep \u2028"} <= set(kept)
 
 
-def test_skipped_lines_are_counted_in_the_index(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_skipped_lines_are_counted_and_said(
+    build: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_rows(tmp_path / "a.jsonl", [f"plain {i}" for i in range(20)])
     file.write_text(file.read_text() + '{"text": "x\n')
     with pytest.raises(UserError, match=r"a\.jsonl:21: not valid JSON"):
         build([file])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl"]
-    report = open_dataset(build([file], on_bad_line="skip")).index["readers"]
-    assert report["totals"]["bad_lines"] == 1
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}\nno\n[]\n{}\n\xff\n')
+    capsys.readouterr()
+    found = inspect(build([file, tmp_path / "b.jsonl"], on_bad_line="skip"))
+    said = capsys.readouterr().err
+    assert f"{file}: skipped 1 bad line ({file}:21: not valid JSON" in said
+    assert f"b.jsonl: skipped 4 bad lines ({tmp_path}/b.jsonl:3: not valid JSON" in said
+    assert "skipped in all: 5 bad lines\n" in said
+    assert all(line in said for line in found["losses"]) and len(found["losses"]) == 3
+    report = found["readers"]
+    assert report["totals"]["bad_lines"] == 5
     assert report["problems"][str(file)]["sample"][0].startswith(f"{file}:21: ")
 
 
@@ -121,7 +157,7 @@ def test_a_small_domain_gets_one_validation_document(build: Callable[..., Path],
 
 def test_a_domain_of_one_document_says_the_way_out(build: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("To be or not to be. " * 50)
-    with pytest.raises(UserError, match=r"domain 'input' has one document.*validation_share=0"):
+    with pytest.raises(UserError, match=r"domain 'input' has one document.*--validation-share 0"):
         build([tmp_path / "input.txt"])
     dataset = open_dataset(build([tmp_path / "input.txt"], validation_share=0))
     assert dataset.tokens("train", "input") > 100
@@ -150,7 +186,7 @@ def test_same_build_twice_gives_the_same_bytes(build: Callable[..., Path], sourc
 def test_other_settings_are_refused_unless_overwritten(build: Callable[..., Path], source: Path) -> None:
     out = build([source])
     before = tree(out)
-    with pytest.raises(UserError, match=r"other settings \(vocab_size: 300, asked 310\); pass --overwrite"):
+    with pytest.raises(UserError, match=r"other settings \(--vocab-size: 300, asked 310\); pass --overwrite"):
         build([source], vocab_size=310)
     assert tree(out) == before
     (out / "notes.txt").write_text("mine")
@@ -169,7 +205,7 @@ def test_changed_input_is_noticed(build: Callable[..., Path], tmp_path: Path) ->
     file = write_rows(tmp_path / "a.jsonl", [f"plain {i}" for i in range(20)])
     build([file])
     write_rows(file, [f"plain {i}" for i in range(30)])
-    with pytest.raises(UserError, match=r"other settings \(inputs"):
+    with pytest.raises(UserError, match=r"other settings \(--input:"):
         build([file])
 
 
@@ -185,6 +221,18 @@ def test_overwrite_never_touches_what_it_did_not_write(
     with pytest.raises(UserError, match="is a file"):
         build([source], "file")
     assert tree(tmp_path) == {"out/thesis.txt": b"years", "file": b"x"}
+
+
+@pytest.mark.parametrize("content", ["{torn", "[]", '{"format": "sphinx"}', '{"a": 1}', ""])
+def test_a_foreign_index_is_never_replaced(
+    build: Callable[..., Path], source: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "index.json").write_text(content)
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"out/index\.json: not an index of prepared shards"):
+            build([source], overwrite=overwrite)
+    assert tree(tmp_path) == {"out/index.json": content.encode()}
 
 
 def test_index_that_points_outside_removes_nothing(build: Callable[..., Path], source: Path, tmp_path: Path) -> None:
@@ -219,6 +267,60 @@ def test_a_kill_leaves_nothing_half_made_and_the_next_call_cleans_up(source: Pat
     prepare([source], out, vocab_size=310, validation_share=0.1, progress=False, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert open_dataset(out).vocab_size == 310
+
+
+def slow_build(source: Path, out: Path) -> subprocess.Popen[str]:
+    """A build that stands still while it writes its shards."""
+    code = (
+        "import sys, time; from resformer import cli; from resformer.data import shards\n"
+        "def slow(*a, **k): print('writing', flush=True); time.sleep(60)\n"
+        "shards.ShardWriter.add = slow\n"
+        "sys.exit(cli.main(['data', 'prepare', '--input', sys.argv[1], '--out', sys.argv[2], '--vocab-size', '300']))"
+    )
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline().strip() == "writing"
+    return child
+
+
+def test_sigterm_cleans_up_and_says_so(source: Path, tmp_path: Path) -> None:
+    child = slow_build(source, tmp_path / "out")
+    assert len(list(tmp_path.iterdir())) == 1
+    child.terminate()
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert said.splitlines()[-1] == f"stopped by SIGTERM; {tmp_path / 'out'} was not prepared"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_go_also_when_nothing_is_to_do(build: Callable[..., Path], source: Path, tmp_path: Path) -> None:
+    build([source])
+    dead, fresh, other = (tmp_path / f".{name}" for name in ("out.partial-a", "out.partial-b", "other.partial-a"))
+    for directory in (dead, fresh, other):
+        directory.mkdir()
+        (directory / "spool").write_text("x")
+    os.utime(dead, (1, 1))  # killed before it had a lock, long ago
+    locked = tmp_path / ".out.partial-c"
+    locked.mkdir()
+    (locked / ".lock").write_text("")  # its process is gone, or the lock would be held
+    build([source])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.partial-a", ".out.partial-b", "out"]
+
+
+@pytest.mark.parametrize("place", ["spool", "shards", "index"])
+def test_a_full_disk_is_one_line_with_the_place(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    whole = {"spool": (Spool, "fill"), "shards": (shards.ShardWriter, "add"), "index": (placement, "write_json")}
+    monkeypatch.setattr(*whole[place], full)
+    out = str(tmp_path / "out")
+    assert cli.main(["data", "prepare", "--input", str(source), "--out", out, "--vocab-size", "300"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"resformer: error: {out}: No space left on device; free some space or take another --out"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_while_overwriting_leaves_no_corpus_rather_than_a_mixture(
@@ -290,19 +392,27 @@ def test_weights_default_to_training_tokens_and_can_be_given(build: Callable[...
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": []}, "inputs: got none"),
+        ({"inputs": []}, "--input: got none"),
         ({"inputs": ["embeded"]}, "no file or directory 'embeded'; did you mean 'embedded'"),
-        ({"validation_share": 2}, "validation_share: got 2, expected a share of at least 0 and below 1"),
-        ({"on_bad_line": "skipp"}, "on_bad_line: got 'skipp', expected 'error' or 'skip'; did you mean 'skip'"),
+        ({"validation_share": 2}, "--validation-share: got 2, expected a share of at least 0 and below 1"),
+        ({"on_bad_line": "skipp"}, "--on-bad-line: got 'skipp', expected 'error' or 'skip'; did you mean 'skip'"),
         ({"weights": {"boook": 1.0}}, "unknown domain 'boook'; did you mean 'book'"),
-        ({"weights": {"book": -1.0}}, r"weights.book: got -1.0, expected a number of at least 0"),
+        ({"weights": {"book": -1.0}}, "--weights: got book=-1.0, expected a number of at least 0"),
         ({"weights": {"book": 0.0}}, "all are 0"),
-        ({"max_bytes": 0}, "max_bytes: got 0"),
+        ({"max_bytes": 0}, "--max-bytes: got 0"),
+        ({"inputs": [""]}, "--input: got an empty path"),
+        ({"inputs": ""}, "--input: got an empty path"),
+        ({"out": ""}, "--out: got an empty path"),
+        ({"tokenizer": ""}, "--tokenizer: got an empty path"),
+        ({"split_seed": -1}, r"--split-seed: got -1, expected a whole number from 0 to 9223372036854775807"),
+        ({"split_seed": 2**63}, "--split-seed: got 9223372036854775808"),
+        ({"vocab_size": 999_999_999_999}, "--vocab-size: got 999999999999, expected 257 .* to 16777216"),
     ],
 )
 def test_mistakes_are_named_and_write_nothing(
-    source: Path, tmp_path: Path, options: dict[str, object], message: str
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     settings = {"inputs": [source], "out": tmp_path / "out", "vocab_size": 300, "progress": False, **options}
     with pytest.raises(UserError, match=message):
         prepare(**settings)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_bad_line_is_an_error_with_file_and_line_or_is_counted(tmp_path: Path, b
     got, report = documents(file, "skip")
     assert [text for _, text in got] == ["one", "two", "three"]
     assert report.totals["bad_lines"] == 1
-    problem = report.asdict()["problems"][str(file)]
+    problem = report.asdict(())["problems"][str(file)]
     assert problem["bad_lines"] == 1
     assert problem["sample"][0].startswith(f"{file}:3: ")
 

@@ -166,12 +166,25 @@ def test_broken_tokenizers_are_one_line(build: Callable[..., Path], source: Path
     with pytest.raises(UserError) as error:
         build([source], tokenizer=home)
     assert message in str(error.value)
+    assert str(home) in str(error.value) and ".partial-" not in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_that_is_no_tokenizer_is_named_before_the_corpus_is_read(
+    build: Callable[..., Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the corpus was read first")
+
+    monkeypatch.setattr("resformer.data.build.read", never)
+    file = source / "book.jsonl"
+    with pytest.raises(UserError, match=f"^--tokenizer {file}: not a tokenizer"):
+        build([source], tokenizer=file)
+
+
 def test_vocabulary_too_small_for_all_bytes(build: Callable[..., Path], source: Path) -> None:
-    with pytest.raises(UserError, match="vocab_size: got 100, expected at least 257"):
+    with pytest.raises(UserError, match="--vocab-size: got 100, expected 257"):
         build([source], vocab_size=100)
 
 

@@ -90,7 +90,7 @@ def test_a_pickle_is_never_read(exported: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(exported, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
     torch.save({"model.norm.weight": Evil()}, copy / "pytorch_model.bin")
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=r"copy holds no weights \(model.safetensors is missing\)"):
         load_model(copy)
     assert not mark.exists()
 
@@ -99,9 +99,36 @@ def test_damaged_files_are_a_users_error(exported: Path, tmp_path: Path) -> None
     copy = shutil.copytree(exported, tmp_path / "copy")
     content = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match="cannot be loaded") as caught:
+    with pytest.raises(UserError, match=r"model.safetensors is damaged or cut short .*`resformer export RUN") as caught:
         load_model(copy)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("config.json", b"{", "config.json is no JSON"),
+        ("model.safetensors", b"short", "model.safetensors is damaged or cut short"),
+    ],
+)
+def test_a_bad_file_of_a_runs_export_is_named_with_the_way_out(
+    exported: Path, tmp_path: Path, name: str, text: bytes | None, message: str
+) -> None:
+    copy = shutil.copytree(exported, tmp_path / "model")
+    (tmp_path / "config.toml").write_text("")
+    (copy / name).unlink()
+    if text is not None:
+        (copy / name).write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        load_model(tmp_path)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(f"write it again with `resformer export {tmp_path} --overwrite`")
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(UserError, match="the model's name is empty"):
+        model_directory("")
 
 
 def test_devices() -> None:

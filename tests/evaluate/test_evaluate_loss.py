@@ -124,6 +124,13 @@ def test_a_stop_between_batches() -> None:
     assert model.training
 
 
+@pytest.mark.parametrize("name", ["sequence_length", "batch_size", "max_tokens"])
+def test_a_number_below_1_is_named(name: str) -> None:
+    numbers = {"sequence_length": 12, "batch_size": 4, name: 0}
+    with pytest.raises(UserError, match=f"^{name} is 0, expected 1 or more$"):
+        evaluate(llama(), Corpus(), **numbers)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="the model knows 61 tokens, the corpus has 100"):
         evaluate(llama(), type("Big", (Corpus,), {"vocab_size": 100})(), sequence_length=12, batch_size=4)

@@ -148,12 +148,19 @@ def test_an_empty_prompt_starts_from_the_end_of_text_token() -> None:
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1, "top_k": -2}, "top_k is -2.*; top_p is 1.1"),
+        ({"seed": -1}, "seed is -1, expected 0 to 9223372036854775807"),
+        ({"seed": 99999999999999999999999}, "seed is 99999999999999999999999, expected 0 to"),
         ({"max_new_tokens": 126}, "make 129, but the model was built for 128 positions.* 125 or less"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         generate(build_model(), build_tokenizer(), "abc", **options)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_fills_the_model_is_told_to_shrink() -> None:
+    with pytest.raises(UserError, match=r"built for 128 positions; shorten the prompt below 128 tokens$"):
+        generate(build_model(), build_tokenizer(), "a" * 128, max_new_tokens=1)
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused() -> None:

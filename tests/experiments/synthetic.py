@@ -34,6 +34,7 @@ def write_run(
     sample: str = "river was built in the first of the city, and the\nsecond was a small part of the world.",
     kv_ratio: float = 1.0,
     full: bool = True,
+    tables: int = 0,
 ) -> Path:
     """One run directory; `until` < `steps` leaves it half done."""
     path = out / "runs" / run_id
@@ -82,7 +83,8 @@ def write_run(
                  "train_tokens": dict.fromkeys(DOMAINS, 1_000_000),
                  "validation_tokens": dict.fromkeys(DOMAINS, 60_000)},
         "accounting": {"parameters": 2_663_552 + (14 if variant in MIXING else -114_688 if kv_ratio < 1 else 0),
-                       "kv_bytes_per_token": round(8192 * kv_ratio), "kv_ratio": kv_ratio, "flops_per_token": 5.5e6},
+                       "kv_bytes_per_token": round(8192 * kv_ratio), "kv_ratio": kv_ratio, "flops_per_token": 5.5e6,
+                       "parameters_by_group": {"embedding": 524_288} | ({"tables": tables} if tables else {})},
     }))  # fmt: skip
     if until == steps:
         (path / "model").mkdir()

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from resformer.experiments.chart import Chart, Series, draw, figure, spread, tick_text, ticks
+from resformer.experiments.chart import SLOTS, Chart, Series, dash, draw, figure, paint, spread, tick_text, ticks
 
 
 def chart(**more) -> Chart:
@@ -58,7 +58,10 @@ def test_a_chart_is_well_formed_and_inside_its_box(narrow: bool, more: dict) -> 
         assert 0 <= float(text.attrib["y"]) <= height
     lines = [p for p in tree.iter("path") if p.attrib["class"].startswith("line")]
     assert len(lines) == 2
-    assert [line.attrib.get("stroke-dasharray") for line in lines] == [None, "6 3"]  # the colours repeat after eight
+    assert [line.attrib.get("stroke-dasharray") for line in lines] == [
+        "2 3",
+        "7 4",
+    ]  # dotted once colours repeat; the baseline last
 
 
 def test_the_points_cannot_leave_their_script_element() -> None:
@@ -80,3 +83,9 @@ def test_unknown_values_are_gaps() -> None:
     series = [Series(name="a", x=np.array([1.0, 2.0, 3.0]), y=np.array([2.0, np.nan, 1.0]), slot=0)]
     assert "nan" not in draw(chart(series=series), narrow=False)
     assert "null" in figure(chart(series=series), "")
+
+
+def test_no_other_series_has_the_baselines_colour() -> None:
+    assert [slot for slot in range(40) if paint(slot) == 0] == [0]
+    looks = [(paint(slot), dash(slot)) for slot in range(2 * SLOTS - 1)]
+    assert len(set(looks)) == len(looks)

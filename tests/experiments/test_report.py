@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,10 +14,12 @@ import pytest
 from rich.console import Console
 from synthetic import loss_at, quick, write_suite
 
-from resformer.errors import UserError
+from resformer.errors import RunError, UserError
 from resformer.experiments.report import write_report
 from resformer.experiments.results import SEED_NOISE_NATS
-from resformer.experiments.terminal import print_results
+from resformer.experiments.status import suite_status
+from resformer.experiments.suite import show_report
+from resformer.experiments.terminal import print_results, results_table
 
 VOID = {"meta", "br", "col", "link", "img", "input", "hr", "wbr"}
 
@@ -216,6 +221,137 @@ def test_torn_and_damaged_files_do_not_stop_a_report(tmp_path: Path) -> None:
     assert rows["learnable"]["step"] == 250
     assert rows["learnable_plus"]["sample"] is None and rows["learnable_plus"]["parameters"] is None
     assert not rows["learnable"]["validation"]["full"]  # one run lacks the full validation, so all show the loop's
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        "{torn",
+        {"loss": float("nan")},
+        {"step": 249},
+        {"domains": {}},
+        {"domains": {"github": {"loss": 1.0, "bits_per_byte": 1.0}}},
+        {"data_fingerprint": "cd" * 32},
+    ],
+)
+def test_two_kinds_of_loss_are_never_mixed_and_never_changed_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object
+) -> None:
+    out = quick(tmp_path)
+    file = next((out / "runs").glob("svformer-*")) / "eval.json"
+    if damage is None:
+        file.unlink()
+    elif isinstance(damage, dict):
+        file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    else:
+        file.write_text(str(damage))
+    page, results = report(out)
+    assert results["unscored"] == ["svformer"] and not results["complete"]
+    assert not any(row["validation"]["full"] for row in results["runs"])
+    assert results["headline"].startswith("By the training loop's own validation: ")
+    note = "No readable score on the whole validation split (eval.json) of svformer: all losses here, of every run"
+    assert (
+        note in page.text and "trained, not scored" in page.text and "the whole validation split, as" not in page.text
+    )
+    capsys.readouterr()
+    print_results(results, out / "report.html", Console(width=400))
+    assert note in capsys.readouterr().out
+
+
+def test_a_run_above_the_baseline_needs_more_and_saves_nothing(tmp_path: Path) -> None:
+    runs = [{"variant": "transformer", "gain": 0.1}, {"variant": "learnable", "gain": 0.0}]
+    page, results = report(write_suite(tmp_path, runs))
+    saved, total = results["runs"][1]["data_saved"], results["runs"][1]["train_tokens"]
+    assert saved["share"] == pytest.approx(saved["tokens"] / total - 1)
+    more = f"{100 * (total / saved['tokens'] - 1):.0f}"
+    assert f"needs {more} % more" in page.text
+    assert "the transformer has this run's final loss after" in page.text
+    assert "crossing" not in page.text
+    assert "one that ends above never has it, and needs more tokens than the transformer" in page.text
+    table = results_table(results)
+    assert list(table.columns[4].cells) == ["", f"+{more}\u2009%"]
+
+
+def test_new_variants_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    runs = [
+        {"variant": "transformer", "gain": 0.0},
+        {"variant": "rwkv", "gain": 0.1},
+        {"variant": "cla", "gain": 0.05, "kv_ratio": 0.75},
+        {"variant": "value_embeddings", "gain": 0.2, "tables": 1_048_576},
+    ]
+    page, results = report(write_suite(tmp_path, runs))
+    rows = {row["name"]: row for row in results["runs"]}
+    assert [row["lambdas"] for row in rows.values()] == [None] * 4
+    assert "What each layer mixes" not in page.text
+    assert "75.0 %" in page.text and "1,048,576 in token tables" in page.text
+    assert rows["value_embeddings"]["token_tables"] == 1_048_576 and rows["cla"]["token_tables"] is None
+    assert all(row["formula"] for row in rows.values())
+
+
+def test_the_title_of_the_page_is_short(finished: tuple[Path, Page, dict]) -> None:
+    out, _, _ = finished
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r"<title>(.*?)</title>", text)[0] == "quick - resformer"
+
+
+def test_no_cell_of_the_lambda_maps_has_a_colour_of_one_scheme(finished: tuple[Path, Page, dict]) -> None:
+    _, page, _ = finished
+    cells = [a for name, a in page.elements if name == "td" and "layer" in (a.get("title") or "") and "style" in a]
+    assert cells and all(
+        re.fullmatch(r"background:rgba\(var\(--heat(-negative)?\),[01]\.\d\d\)", a["style"]) for a in cells
+    )
+    assert {a.get("class") for a in cells} == {None, "middle", "full"}
+
+
+def test_the_baseline_is_drawn_last_and_dashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[tuple[str, object]] = []
+
+    def plot(self: object, x: object, y: object, **more: object) -> list[object]:
+        drawn.append((str(more["label"]), more["linestyle"]))
+        return []
+
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", plot)
+    write_report(quick(tmp_path))
+    assert [name for name, _ in drawn[:4]] == ["learnable", "learnable_plus", "svformer", "transformer"]
+    assert [style == "-" for _, style in drawn[:4]] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda suite: suite["runs"][1].pop("id"), r"suite\.json: runs\[1\]\.id is missing, expected a text"),
+        (lambda suite: suite["runs"][0].update(id=3), r"runs\[0\]\.id is 3, expected a text"),
+        (lambda suite: suite["runs"][0].update(id="../x"), r"runs\[0\]\.id is '\.\./x', expected a plain name"),
+        (lambda suite: suite["runs"][0].update(seed="a"), r"runs\[0\]\.seed is 'a', expected a whole number"),
+        (lambda suite: suite["runs"][0].update(steps="a"), r"runs\[0\]\.steps is 'a', expected a whole number"),
+        (lambda suite: suite["runs"].append("x"), r"runs\[4\] is 'x', expected an object"),
+        (lambda suite: suite.pop("baseline"), r"suite\.json: baseline is missing"),
+    ],
+)
+def test_a_damaged_suite_file_is_one_line(tmp_path: Path, edit: Callable[[dict], object], message: str) -> None:
+    out = quick(tmp_path)
+    suite = json.loads((out / "suite.json").read_text())
+    edit(suite)
+    (out / "suite.json").write_text(json.dumps(suite))
+    for command in (write_report, suite_status):
+        with pytest.raises(UserError, match=message):
+            command(out)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = quick(tmp_path)
+
+    def full(self: object, file: Path, **more: object) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(RunError, match=f"^{out}: No space left on device; free some space"):
+        show_report(out)
+    assert not [path.name for path in out.iterdir() if path.name.startswith((".report", "report"))]
 
 
 def test_a_step_that_was_run_twice_counts_once(tmp_path: Path) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from resformer.errors import UserError
+from resformer.errors import RunError, UserError
 from resformer.experiments import suite as suites
 from resformer.experiments.finish import finish
+from resformer.experiments.runs import read_run
 from resformer.experiments.spec import Less, RunSpec, Suite
-from resformer.experiments.suite import is_locked, locked, run_suite, suite_status
+from resformer.experiments.status import suite_status
+from resformer.experiments.suite import is_locked, locked, run_suite
 from resformer.train.config import Config
 from resformer.train.configure import edit
 
@@ -118,9 +123,9 @@ def test_what_is_left_of_a_run_decides_how_it_goes_on(tmp_path: Path, stand_in: 
     runs["learnable"].mkdir()
     (runs["svformer"] / "samples.json").unlink()
     settings = suites.resolve(suite, tmp_path / "data", {}, load_recipe=recipe)
-    described = suites._describe(suite, tmp_path, settings, {}, "f" * 64, 2)
+    described = suites._describe(suite, tmp_path, settings, {}, "f" * 64, 2, ())
     stand_in.clear()
-    todo, _ = suites._plan(suite, tmp_path, described, suites.Console(quiet=True))
+    todo, _ = suites._plan(suite, tmp_path, described, suites.Console(quiet=True), ())
     assert [len(job.commands) for job in todo] == [2, 2, 1]  # svformer is trained and only lacks its sample
     assert "--resume" in stand_in[0] and "--overwrite" in stand_in[1]
     assert stand_in[0][1:5] == ["-m", "resformer", "train", "r"]
@@ -166,6 +171,69 @@ def test_only_a_trained_run_is_finished(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a-0", "transformer", gain=0.0, until=30)
     with pytest.raises(UserError, match="has 30 of 250 steps"):
         finish(run, tmp_path / "data", prompt="x", max_new_tokens=3, seed=0)
+
+
+@pytest.mark.parametrize("damage", [None, "{torn", '{"step": 40, "loss": 6.5}'])
+def test_a_lost_score_is_noticed_and_made_again(
+    tmp_path: Path, stand_in: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    damage: str | None,
+) -> None:  # fmt: skip
+    suite = small("transformer", "learnable")
+    assert run_suite(suite, tmp_path, load_recipe=recipe) == 0
+    file = next((tmp_path / "runs").glob("learnable-*")) / "eval.json"
+    whole = file.read_text()
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_text(damage)
+    rows = suite_status(tmp_path)
+    assert [row["state"] for row in rows] == ["finished", "trained, not scored"]
+    assert "go on with" in capsys.readouterr().out
+    score = [sys.executable, "-c", f"open({str(file)!r}, 'w').write({whole!r})"]
+    monkeypatch.setattr(suites, "_finish_command", lambda suite, out, run: score)
+    stand_in.clear()
+    assert run_suite(suite, tmp_path, load_recipe=recipe) == 0
+    said = capsys.readouterr().out
+    assert stand_in == []  # nothing is trained again
+    assert f"learnable: trained, scored again: {file} is {'missing' if damage is None else 'damaged'}" in said
+    assert json.loads((tmp_path / "results.json").read_text())["complete"]
+    assert [row["state"] for row in suite_status(tmp_path)] == ["finished", "finished"]
+
+
+def test_finish_scores_again_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from synthetic import write_run
+
+    from resformer.experiments import finish as finishing
+
+    run = write_run(tmp_path, "a-0", "transformer", gain=0.0)
+    (run / "eval.json").write_text("{torn")
+    (run / "samples.json").write_text("[]")
+    monkeypatch.setattr("resformer.evaluate.loading.load_model", lambda *more: (None, None))
+    monkeypatch.setattr("resformer.data.open_dataset", lambda *a, **k: SimpleNamespace(fingerprint="ab12" * 16))
+    monkeypatch.setattr(finishing, "continue_prompt", lambda *a, **k: {"prompt": "x", "text": "y"})
+    finish(run, tmp_path / "data", prompt="x", max_new_tokens=3, seed=0)
+    assert read_run(tmp_path, {"id": "a-0"}).complete
+
+
+def test_a_place_where_something_else_is_stays_as_it_is(tmp_path: Path, stand_in: list[list[str]]) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=f"--out {tmp_path / 'file'}: is a file"):
+        run_suite(small("transformer"), tmp_path / "file", load_recipe=recipe)
+    (tmp_path / "suite.json").write_text('{"name": "concert"}')
+    with pytest.raises(UserError, match=r"suite\.json: not written by `resformer suite run`"):
+        run_suite(small("transformer"), tmp_path, load_recipe=recipe)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"file": "x", "suite.json": '{"name": "concert"}'}
+
+
+def test_a_full_disk_is_one_line_with_the_place(
+    tmp_path: Path, stand_in: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(suites, "write_json", full)
+    with pytest.raises(RunError, match=f"^{tmp_path}: No space left on device; free some space or take another --out"):
+        run_suite(small("transformer"), tmp_path, load_recipe=recipe)
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ SIZES = {
 }
 
 
-def model_of(variant: str, **options) -> ResFormerForCausalLM:
-    torch.manual_seed(0)
+def model_of(variant: str, seed: int = 0, **options) -> ResFormerForCausalLM:
+    torch.manual_seed(seed)
     return ResFormerForCausalLM(ResFormerConfig(variant=variant, variant_options=options, **SIZES)).eval()
 
 
@@ -79,7 +79,7 @@ model.save_pretrained(sys.argv[2])
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == sorted(p.name for p in (tmp_path / "a").iterdir())
 
 
-@pytest.mark.parametrize("variant", names())
+@pytest.mark.parametrize("variant", sorted(set(names()) - {"skipv1"}))  # whose W_v are smaller than the Transformer's
 @pytest.mark.parametrize("base_only", [False, True])
 def test_lambdas_of_a_plain_checkpoint_are_initialised(tmp_path, variant, base_only):
     """A Transformer's checkpoint loaded into a variant: its lambdas have their initial values, never raw memory."""
@@ -90,13 +90,16 @@ def test_lambdas_of_a_plain_checkpoint_are_initialised(tmp_path, variant, base_o
         junk = [torch.full((n,), 4.5e15) for n in (1, 3, 4, 7)]  # dirty the allocator's free lists
         del junk
         model = (ResFormerModel if base_only else ResFormerForCausalLM).from_pretrained(tmp_path)
-        fresh = model_of(variant)
-        found = [name for name, _ in model.named_parameters() if POLICY_NAME in name or COEFFICIENTS_NAME in name]
-        assert bool(found) == variant.startswith("learnable")
-        for name in found:
-            assert torch.equal(
-                model.get_parameter(name), fresh.get_parameter(("model." if base_only else "") + name)
-            ), name
+        fresh, other = model_of(variant), model_of(variant, seed=1)
+        prefix = "model." if base_only else ""
+        extra = {name for name, _ in fresh.named_parameters() if "value_" in name}
+        assert {prefix + name for name, _ in model.named_parameters() if "value_" in name} == extra
+        for name in extra:
+            got, want = model.get_parameter(name.removeprefix(prefix)), fresh.get_parameter(name)
+            if torch.equal(want, other.get_parameter(name)):
+                assert torch.equal(got, want), name
+            else:  # drawn at random: of the same size
+                assert got.std() < 2 * want.std(), name
 
 
 def test_saved_lambdas_are_not_reinitialised(tmp_path):

@@ -51,6 +51,9 @@ def test_train_resume_and_export(corpus: Path, tmp_path: Path, capsys: pytest.Ca
         (("--set", "model.num_attention_heads=3"), "does not divide model.hidden_size 32"),
         (("--set", "train.batch_size=100000"), "fewer than one batch"),
         (("--resume",), "--resume: no run in"),
+        (("--steps", "0"), "--steps 0 (train.steps): got 0, expected at least 1"),
+        (("--seed", "99999999999999999999"), "(train.seed): got 99999999999999999999, expected less than"),
+        (("--config", ""), "--config: expected a path, got an empty text"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -69,20 +72,62 @@ def test_numbers_that_are_none_end_with_exit_code_1(
     wild = ("--set", "optim.lr=1e30", "optim.warmup_steps=0")
     code, said = run(capsys, "train", "tiny", "--data", corpus, "--out", tmp_path / "run", *wild)
     assert code == 1
-    assert "step 2: loss is" in said[-1]
+    assert said[-1].startswith("resformer: error: step 2: loss is ")
+    assert said[-1].endswith("there is no checkpoint yet; start again with a lower optim.lr")
 
 
-def test_sigterm_ends_with_exit_code_143(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_with_its_exit_code(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    expected: int,
 ) -> None:
     real = loop.Reporter.step
 
     def signalled(self: loop.Reporter, step: int, **values: float) -> None:
         real(self, step, **values)
         if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(loop.Reporter, "step", signalled)
     code, said = run(capsys, "train", "tiny", "--data", corpus, "--out", tmp_path / "run")
-    assert code == 143
-    assert said[-1] == "SIGTERM: stopped after step 3, checkpoint written; go on with --resume"
+    assert code == expected
+    assert said[-1] == f"{number.name}: stopped after step 3, checkpoint written; go on with --resume"
+
+
+def test_a_run_outlives_who_read_its_lines(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", buffering=1) as nobody:
+        monkeypatch.setattr("sys.stderr", nobody)
+        assert main(["train", "tiny", "--data", str(corpus), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_export_says_which_step(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "tiny", "--data", corpus, "--out", out, "--steps", 2)[0] == 0
+    assert run(capsys, "export", out, "--overwrite") == (0, ["note: exported step 2 of 2"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny", "--sequence-length", -1), "--sequence-length is -1; expected 1 to"),
+        (("tiny", "--vocab-size", 99999999999999999999), "--vocab-size is 99999999999999999999; expected 1 to"),
+        (("83m",), "unknown recipe '83m'; did you mean '82m'? (known: quick, tiny, 2m, 82m,"),
+        (("",), "RECIPE of `resformer plan` is empty"),
+    ],
+)
+def test_plan_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], message: str) -> None:
+    code, said = run(capsys, "plan", *arguments)
+    assert (code, len(said)) == (2, 1)
+    assert message in said[0]
+
+
+def test_the_title_of_a_plan_says_what_was_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "82m", "--set", "model.num_hidden_layers=2"]) == 0
+    assert capsys.readouterr().out.startswith("82m --set model.num_hidden_layers=2, variant transformer: ")

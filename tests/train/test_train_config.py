@@ -65,6 +65,12 @@ def test_a_key_near_to_nothing_gets_the_list(tmp_path: Path) -> None:
         ("[train]\ndtype = 'fp16'", "'fp16'", "one of 'fp32', 'bf16'"),
         ("[train]\ndevice = 'gpu'", "'gpu'", "auto, cpu, mps, cuda or cuda:N"),
         ("[data]\ndir = 3", "3", "a text or none"),
+        ("[data]\ndir = ''", "''", "some text"),
+        ("[train]\nthreads = 100000", "100000", "at most 1024"),
+        ("[train]\nseed = 99999999999999999999", "99999999999999999999", "less than 9223372036854775808"),
+        ("[model]\nnum_hidden_layers = 100000000", "100000000", "at most 1024"),
+        ("[model]\nhidden_size = 100000000", "100000000", "at most 1048576"),
+        ("[model]\nvocab_size = 99999999999", "99999999999", "at most 2147483647"),
         ("[data.weights]\na = -1.0", "-1.0 for a", "at least 0"),
         ("[model]\nvariant_options = 3", "3", "a table"),
     ],
@@ -103,6 +109,11 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         (["model.head_dim=33"], "model.head_dim is 33; rotary positions need an even number"),
         (["optim.start_lr=1"], "optim.start_lr 1 is over optim.lr 0.002"),
         (["parallel.shard=2"], "this version trains in one process; set both to 1"),
+        (["model.variant_options.layers=[]"], "model.variant_options.layers: variant 'learnable': layers is an empty"),
+        (
+            ["model.variant_options.init_own=x", "model.variant_options.tie=free"],
+            "model.variant_options.init_own: option",
+        ),
         (["model.variant_options.init_frist=1"], "did you mean 'init_first'?"),
         (["model.variant_options.init_first=high"], "option 'init_first' of variant 'learnable' is 'high'"),
     ],
@@ -115,6 +126,20 @@ def test_a_file_that_is_no_toml_or_not_there(tmp_path: Path) -> None:
     assert "no valid TOML" in complaint(tmp_path, "lr = fast")
     with pytest.raises(UserError, match="cannot be read"):
         configure(QUICK, file=tmp_path / "none.toml")
+
+
+def test_a_flag_is_named_as_it_was_typed() -> None:
+    with pytest.raises(UserError, match=r"^--steps 0 \(train.steps\): got 0, expected at least 1$"):
+        configure(QUICK, flags={"train.steps": 0}, typed={"train.steps": "--steps"})
+
+
+def test_options_that_are_wrong_together_are_not_blamed_singly() -> None:
+    """Each is right by itself: layer 3 is no mixing layer only because the source is layer 3."""
+    with pytest.raises(UserError, match=r"^model\.variant_options: variant 'sparse': layers is \[3\]"):
+        configure(
+            QUICK,
+            flags={"model.variant": "sparse", "model.variant_options": {"source": 3, "layers": [3]}},
+        )
 
 
 def test_file_then_set_then_flags(tmp_path: Path) -> None:

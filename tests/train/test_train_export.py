@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_other_models_survive_the_way(config: Config, tmp_path: Path, changes: d
     found = checkpoint.model_tensors(model)
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
+
+
+def test_a_damaged_checkpoint_is_said_to_be_passed_over(
+    whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    os.truncate(run / "checkpoints" / "step-00000020" / "model.safetensors", 100)
+    export_run(run, overwrite=True)
+    said = capsys.readouterr().err.splitlines()
+    assert "damaged checkpoint passed over: step-00000020: model.safetensors does not fit" in said[0]
+    assert said[-1] == "note: exported step 15 of 20"
+    assert "15 of 20 steps" in (run / "model" / "README.md").read_text()
 
 
 def test_export_refuses(whole_run: Path, tmp_path: Path) -> None:

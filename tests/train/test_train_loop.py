@@ -18,7 +18,7 @@ from resformer.evaluate.loading import load_model
 from resformer.evaluate.loss import evaluate
 from resformer.models import ResFormerForCausalLM
 from resformer.models.accounting import account
-from resformer.models.layers import Attention
+from resformer.models.attention import Attention
 from resformer.train import build, checkpoint
 from resformer.train.config import Config
 from resformer.train.configure import configure, edit, from_toml

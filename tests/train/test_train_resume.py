@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_a_signal_ends_with_a_checkpoint(
     wait_for_step(out, 3)
     os.kill(child.pid or 0, signal_number)
     child.join(60)
-    assert child.exitcode == 143
+    assert child.exitcode == 128 + signal_number
     done = checkpoint.latest_step(out / "checkpoints")
     assert done is not None
     assert 3 <= done < 20
@@ -275,6 +276,22 @@ def test_resume_where_nothing_is(config: Config, tmp_path: Path, monkeypatch: py
         train(config, tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="exclude each other"):
         train(config, tmp_path / "run", resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize("left", ["missing", "empty", "without the last validation"])
+def test_a_finished_run_whose_metrics_are_lost(config: Config, whole_run: Path, tmp_path: Path, left: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole_run, out)
+    path = out / "metrics.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    kept = [] if left == "empty" else [row for row in rows if '"step": 20' not in row]
+    path.write_text("".join(kept))
+    if left == "missing":
+        path.unlink()
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match=r"metrics\.jsonl.*put (it|the file) back"):
+        train(config, out, resume=True)
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
 def test_resume_with_other_kernels_says_so(

@@ -13,6 +13,7 @@ from resformer.train import checkpoint, loop, rundir
 from resformer.train.config import Config
 from resformer.train.configure import edit
 from resformer.train.failure import RunFailure
+from resformer.train.files import write_atomic
 from resformer.train.loop import train
 from resformer.train.metrics import MetricsLog, read_rows
 
@@ -32,7 +33,7 @@ def test_an_existing_run_is_refused(config: Config, whole_run: Path) -> None:
 
 
 def test_a_half_checkpoint_alone_is_a_run_too(config: Config, tmp_path: Path) -> None:
-    half = tmp_path / "checkpoints" / ".tmp-abc" / "model.safetensors"
+    half = tmp_path / "checkpoints" / ".tmp-abc12_xy" / "model.safetensors"
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half")
     with pytest.raises(UserError, match="holds a run already; pass --resume, --overwrite"):
@@ -41,7 +42,22 @@ def test_a_half_checkpoint_alone_is_a_run_too(config: Config, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("foreign", ["notes.txt", "model/notes.txt", "checkpoints/step-00000020/notes.txt", "sub/a/b"])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "notes.txt",
+        "model/notes.txt",
+        "checkpoints/step-00000020/notes.txt",
+        "sub/a/b",
+        "model/sub/mine.safetensors",
+        "model/adapter_model.safetensors",
+        "checkpoints/step-best-backup/model.safetensors",
+        "checkpoints/.tmp-mine/model.safetensors",
+        ".model-mine/notes.txt",
+        ".config.toml.backup",
+        "tokenizer/tokenizer-of-mine.json",
+    ],
+)
 def test_files_of_others_are_never_mixed_with_a_run(
     config: Config, whole_run: Path, tmp_path: Path, overwrite: bool, foreign: str
 ) -> None:
@@ -53,6 +69,126 @@ def test_files_of_others_are_never_mixed_with_a_run(
     with pytest.raises(UserError, match=f"holds files that are no run's \\({foreign}\\); choose another directory"):
         train(config, out, overwrite=overwrite)
     assert content(out) == before
+
+
+@pytest.mark.parametrize("place", ["emptynotes", "model/empty", "checkpoints/step-mine"])
+def test_an_empty_directory_of_others_is_kept(config: Config, whole_run: Path, tmp_path: Path, place: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole_run, out)
+    (out / place).mkdir()
+    with pytest.raises(UserError, match=rf"holds files that are no run's \({place}\)"):
+        train(config, out, overwrite=True)
+    assert (out / place).is_dir()
+
+
+def test_what_a_killed_save_or_export_left_is_a_runs_own(config: Config, whole_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole_run, out)
+    left = (
+        "checkpoints/.tmp-a1b2c3_4",
+        ".model-a1b2c3_4",
+        ".tmp-old-a1b2c3_4/model",
+        "checkpoints/.tmp-old-a1b2c3_4/step-00000020",
+    )
+    for place in left:
+        (out / place).mkdir(parents=True)
+        (out / place / "model.safetensors").write_bytes(b"half")
+    (out / ".config.toml.a1b2c3_4").write_text("half")
+    train(edit(config, {"train.steps": 1}), out, overwrite=True)
+    assert not list(out.rglob("*a1b2c3_4*"))
+
+
+def test_cleaning_up_leaves_directories_of_others(tmp_path: Path) -> None:
+    for name in (".tmp-a1b2c3_4", ".tmp-mine"):
+        (tmp_path / name).mkdir()
+    checkpoint.clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp-mine"]
+
+
+def test_the_old_run_goes_only_when_the_new_one_can_start(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data, model and optimizer are ready and the first batch is read before anything is removed."""
+    out = tmp_path / "run"
+    shutil.copytree(whole_run, out)
+    before = content(out)
+
+    def unreadable(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for name in ("open_data", "build_model", "build_optimizer"):
+        with monkeypatch.context() as patch, pytest.raises(OSError):
+            patch.setattr(loop, name, unreadable)
+            train(config, out, overwrite=True)
+        assert content(out) == before, name
+    opened = loop.open_data
+
+    class Unreadable:
+        batch = unreadable
+
+    monkeypatch.setattr(loop, "open_data", lambda config: (opened(config)[0], Unreadable()))
+    with pytest.raises(OSError):
+        train(config, out, overwrite=True)
+    assert content(out) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_another_process_started_since_the_first_look(
+    config: Config, whole_run: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both passed the first check; the second to take the lock writes nothing, also after the first has ended."""
+    out, real = tmp_path / "run", loop.build_optimizer
+    held = []
+
+    def meanwhile(*args: object) -> object:
+        if not held:
+            shutil.copytree(whole_run, out)
+            held.append(MetricsLog(out / "metrics.jsonl"))
+            held.append(content(out))
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "build_optimizer", meanwhile)
+    with pytest.raises(UserError, match="is being written by another process"):
+        train(config, out, overwrite=overwrite)
+    held[0].close()
+    assert content(out) == held[1]
+    shutil.rmtree(out)
+    held.clear()
+    monkeypatch.setattr(loop, "build_optimizer", lambda *args: (meanwhile(*args), held[0].close())[0])
+    if not overwrite:
+        with pytest.raises(UserError, match="holds a run already"):
+            train(config, out)
+        assert content(out) == held[1]
+
+
+def test_the_lock_is_kept_while_an_old_run_is_removed(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = tmp_path / "run", rundir.clear
+    shutil.copytree(whole_run, out)
+    refused = []
+
+    def clearing(place: Path) -> None:
+        real(place)
+        with pytest.raises(UserError, match="is being written by another process"):
+            MetricsLog(place / "metrics.jsonl")
+        refused.append(place)
+
+    monkeypatch.setattr(rundir, "clear", clearing)
+    train(edit(config, {"train.steps": 1}), out, overwrite=True)
+    assert refused == [out]
+
+
+def test_a_lock_that_was_never_used_is_no_run(config: Config, tmp_path: Path) -> None:
+    MetricsLog(tmp_path / "metrics.jsonl").close()
+    train(edit(config, {"train.steps": 1}), tmp_path)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [1]
+
+
+def test_a_line_of_metrics_that_is_no_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:2 is no JSON object"):
+        read_rows(tmp_path / "metrics.jsonl")
 
 
 def test_a_file_in_the_way(config: Config, tmp_path: Path) -> None:
@@ -138,3 +274,9 @@ def test_metrics_log(tmp_path: Path) -> None:
     with MetricsLog(path) as log:
         log.write({"step": 3})
     assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
+
+
+def test_a_file_that_cannot_be_written_is_named_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomic(tmp_path / "missing" / "a.json", "{}")
+    assert caught.value.filename == str(tmp_path / "missing" / "a.json")

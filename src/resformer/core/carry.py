@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .plan import Plan, What, last_reader
+from .plan import Plan, Sent, last_reader
 
 
 class Carry:
@@ -22,16 +22,27 @@ class Carry:
         for row, layer in zip(plan, layers):
             hidden, *sent = layer(hidden, *carry.received(row.layer))
             carry.keep(row.layer, sent)
+
+    A host whose plans average hidden states also calls `keep_hidden` (first with the embeddings as layer 0) and
+    `averaged`.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, tables: Sequence[Tensor | None] = ()) -> None:
+        """Args: the plan, and per layer what a token table says for it (None where nothing)."""
+        self.plan, self.tables = plan, tables
         self.last_reader = last_reader(plan)
-        self.held: dict[tuple[int, What, str], Tensor] = {}
+        self.held: dict[Sent, Tensor] = {}
 
     def received(self, layer: int) -> tuple[Tensor, ...]:
-        """The tensors that `layer` (from 1) reads, in the order of its row."""
-        return tuple(self.held[read.layer, read.what, read.state] for read in self.plan[layer - 1].reads)
+        """The tensors that go into block `layer` (from 1), in the order of its row."""
+        return tuple(
+            self._table(layer) if read.what == "table" else self.held[read.layer, read.what, read.state]
+            for read in self.plan[layer - 1].received
+        )
+
+    def averaged(self, layer: int) -> tuple[Tensor, ...]:
+        """The hidden states that are averaged with the output of block `layer`, in the order of its row."""
+        return tuple(self.held[read.layer, "hidden", "raw"] for read in self.plan[layer - 1].averaged)
 
     def keep(self, layer: int, sent: Sequence[Tensor]) -> None:
         """Take what `layer` sent, and drop what nobody reads any more."""
@@ -39,5 +50,19 @@ class Carry:
         assert len(sent) == len(sends), f"layer {layer} sent {len(sent)} tensors, its row says {len(sends)}"
         for (what, state), tensor in zip(sends, sent, strict=True):
             self.held[layer, what, state] = tensor
-        for source in {key[0] for key in self.held if self.last_reader[key[0]] <= layer}:
-            self.held = {key: tensor for key, tensor in self.held.items() if key[0] != source}
+        # Hidden states are read after the block that reads them has sent its own tensors.
+        self.held = {
+            key: tensor
+            for key, tensor in self.held.items()
+            if self.last_reader[key] > layer or (key[1] == "hidden" and self.last_reader[key] == layer)
+        }
+
+    def keep_hidden(self, layer: int, hidden: Tensor) -> None:
+        """Take the output of block `layer` (0: the embeddings), if anybody averages it."""
+        if (layer, "hidden", "raw") in self.last_reader:
+            self.held[layer, "hidden", "raw"] = hidden
+
+    def _table(self, layer: int) -> Tensor:
+        tensor = self.tables[layer - 1]
+        assert tensor is not None, f"layer {layer} reads a token table, but none says anything for it"
+        return tensor

@@ -26,8 +26,10 @@ def weighted_sum(first: Weight, v_first: Tensor, own: Weight, v_own: Tensor) -> 
     used.
     """
     if isinstance(first, float) and isinstance(own, float):
-        scaled = v_own if own == 1.0 else v_own * own
-        return scaled if first == 0.0 else scaled.add(v_first, alpha=first)
+        if own == 1.0:
+            return v_own if first == 0.0 else v_own.add(v_first, alpha=first)
+        scaled = v_own * own
+        return scaled if first == 0.0 else scaled.add_(v_first, alpha=first)
     if _is_scalar(first) and _is_scalar(own) and _is_eager_cpu(v_own) and _is_eager_cpu(v_first):
         return _ScalarSum.apply(first, v_first, own, v_own)
     return (v_own * own + v_first * first).to(v_own.dtype)

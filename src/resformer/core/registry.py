@@ -12,13 +12,14 @@ import math
 import pkgutil
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
-from .plan import Plan, Row, link, select_layers
-from .policy import Coefficients, Policy, Shape
+from .plan import Plan, Row, link
+from .policy import Coefficients, DepthAverage, Policy, Shape, TokenTables
 
 ENTRY_POINT_GROUP = "resformer.variants"
 
@@ -30,23 +31,37 @@ class Variant:
     Class attributes:
         name: set by `register_variant`.
         equation: the formula in one line, with the paper's symbols.
-        source: paper and equation, or the code that it comes from.
+        reference: paper and equation, or the code that it comes from.
+        when: when to use it, in a sentence or two (for the documentation).
+        uncertain: what is not known about it, or was chosen here.
     """
 
     name: ClassVar[str] = ""
     equation: ClassVar[str] = ""
-    source: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    when: ClassVar[str] = ""
+    uncertain: ClassVar[str] = ""
 
     def plan(self, shape: Shape) -> Plan:
         """The variant's plan; the default has no reads: plain attention in every layer."""
         return link(Row(layer=n) for n in range(1, shape.layers + 1))
 
     def policy(self, row: Row, shape: Shape) -> Policy | None:
-        """The formula of one layer, None for plain attention."""
+        """The formula of one layer, None for the default: attention on what the layer owns, or reads where it owns
+        nothing.
+        """
         return None
 
     def coefficients(self, plan: Plan, shape: Shape) -> Coefficients | None:
         """Parameters that span layers, None if there are none."""
+        return None
+
+    def depth(self, row: Row, shape: Shape) -> DepthAverage | None:
+        """The formula on hidden states after one block, None for none."""
+        return None
+
+    def tables(self, plan: Plan, shape: Shape) -> TokenTables | None:
+        """Token tables that layers read, None if there are none."""
         return None
 
     def neutral(self, shape: Shape) -> dict[str, Any] | None:
@@ -65,11 +80,6 @@ class Variant:
     def options(cls) -> dict[str, Any]:
         """Option name -> default."""
         return {f.name: f.default if f.default is not MISSING else None for f in fields(cls)}
-
-    def mixing_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layers that the option `layers` names (numbers from 1)."""
-        spec = getattr(self, "layers", "all")
-        return select_layers(spec, shape.layers, lenient=spec == type(self).options().get("layers"))
 
 
 VariantClass = type[Variant]
@@ -105,12 +115,21 @@ def _load() -> None:
     _loaded = True
     from importlib.metadata import entry_points
 
-    from . import variants
+    from . import depth, variants
 
-    for module in pkgutil.iter_modules(variants.__path__):
-        importlib.import_module(f"{variants.__name__}.{module.name}")
+    for builtin in (variants, depth):
+        for module in pkgutil.iter_modules(builtin.__path__):
+            importlib.import_module(f"{builtin.__name__}.{module.name}")
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:  # somebody else's package: say which one, and go on without it
+            package = point.dist.name if point.dist is not None else point.value
+            warnings.warn(
+                f"the variants of package {package!r} (entry point {point.name!r}) are left out: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
 
 
 def names() -> list[str]:
@@ -193,7 +212,7 @@ def _describe(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
     if origin is tuple:
-        return "a list of whole numbers"
+        return "a list of whole numbers" if typing.get_args(hint)[0] is int else "a list of numbers"
     return {
         float: "a finite number",
         int: "a whole number",

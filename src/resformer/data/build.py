@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +12,17 @@ import numpy as np
 
 from resformer.data import embedded, placement, shards, tokenizer
 from resformer.data.console import say, stage
+from resformer.data.guard import disk_errors, ends_on_sigterm
+from resformer.data.losses import losses
 from resformer.data.readers import Report, list_files, read
+from resformer.data.request import Request, check
 from resformer.data.sampler import check_weights
 from resformer.data.spool import Entry, Split, Spool, split_documents
-from resformer.errors import UserError, did_you_mean
+from resformer.errors import UserError
 
 # More text than this for each entry of the vocabulary hardly changes it, and costs time.
 _TRAINING_BYTES_PER_ENTRY = 2_000
 _ENCODE_BYTES = 2_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """The arguments of `prepare`, checked."""
-
-    inputs: tuple[str, ...]
-    tokenizer: Path | None
-    vocab_size: int
-    validation_share: float
-    split_seed: int
-    on_bad_line: str
-    weights: dict[str, float] | None
-    max_bytes: int | None
-    progress: bool
-
-    def settings(self) -> dict[str, Any]:
-        """What decides the content of the result; equal settings mean "already prepared"."""
-        return {
-            "inputs": _inputs_digest(self.inputs),
-            "tokenizer": None if self.tokenizer is None else tokenizer.fingerprint(tokenizer.locate(self.tokenizer)),
-            "vocab_size": self.vocab_size if self.tokenizer is None else None,
-            "validation_share": self.validation_share,
-            "split_seed": self.split_seed,
-            "on_bad_line": self.on_bad_line,
-            "weights": self.weights,
-            "max_bytes": self.max_bytes,
-        }
 
 
 def prepare(
@@ -75,23 +47,30 @@ def prepare(
     mixture of the domains; default: the embedded corpus's own, else by training tokens. max_bytes: bound on the text
     in all. A second call with the same settings returns at once.
 
-    Nothing appears at `out` before everything is there. UserError: see each check; nothing is written then.
+    Nothing appears at `out` before everything is there: it is made in a directory `.NAME.partial-*` beside it, which is
+    removed at the end, after Ctrl-C and after SIGTERM (exit code 143); what a kill -9 leaves is removed by the next
+    call for the same `out`. UserError: see each check; nothing is written then. RunError: the disk is
+    full.
     """
-    plan = _check(
-        inputs, tokenizer, vocab_size, validation_share, split_seed, on_bad_line, weights, max_bytes, progress
-    )
+    plan = check(inputs, tokenizer, vocab_size, validation_share, split_seed, on_bad_line, weights, max_bytes, progress)
+    if not str(out):
+        raise UserError("--out: got an empty path, expected the directory to write")
     target = Path(out)
     place = target.resolve()  # a link to a directory stays a link
+    placement.remove_leftovers(place)
     settings = plan.settings()
     if placement.already_there(place, settings, overwrite):
         say(f"{target}: already prepared")
         return target
+    plan.check_tokenizer()
     started = time.perf_counter()
-    with placement.workplace(place) as work:
+    with disk_errors(target), ends_on_sigterm(f"{target} was not prepared"), placement.workplace(place) as work:
         index = _build(plan, settings, work)
         if not placement.publish(work, place, settings, overwrite):
             say(f"{target}: already prepared")
             return target
+    for line in losses(index):
+        say(line)
     tokens = sum(d["splits"][s]["tokens"] for d in index["domains"].values() for s in shards.SPLITS)
     documents = sum(d["splits"][s]["documents"] for d in index["domains"].values() for s in shards.SPLITS)
     say(
@@ -101,7 +80,7 @@ def prepare(
     return target
 
 
-def _build(plan: _Plan, settings: dict[str, Any], work: Path) -> dict[str, Any]:
+def _build(plan: Request, settings: dict[str, Any], work: Path) -> dict[str, Any]:
     report = Report(on_bad_line=plan.on_bad_line)
     spool = Spool(work / "spool", plan.split_seed)
     try:
@@ -115,7 +94,7 @@ def _build(plan: _Plan, settings: dict[str, Any], work: Path) -> dict[str, Any]:
             spool.bound(plan.max_bytes, report)
         domains = sorted(spool.entries)
         if plan.weights is not None:
-            check_weights(plan.weights, domains)
+            check_weights(plan.weights, domains, name="--weights")
         splits = {name: split_documents(spool.entries[name], plan.validation_share, name) for name in domains}
         _make_tokenizer(plan, spool, splits, work)
         vocabulary = tokenizer.open_vocabulary(work)
@@ -147,7 +126,7 @@ def _build(plan: _Plan, settings: dict[str, Any], work: Path) -> dict[str, Any]:
             "domains": {
                 name: {"splits": entries[name], "counts": dict(sorted(report.domain(name).items()))} for name in domains
             },
-            "readers": report.asdict(),
+            "readers": report.asdict(domains),
             "files": {p.relative_to(work).as_posix(): shards.file_entry(p) for p in files},
         }
     )
@@ -155,7 +134,7 @@ def _build(plan: _Plan, settings: dict[str, Any], work: Path) -> dict[str, Any]:
     return index
 
 
-def _read(plan: _Plan, spool: Spool, report: Report) -> dict[str, Any]:
+def _read(plan: Request, spool: Spool, report: Report) -> dict[str, Any]:
     """Fill the spool from all inputs; returns the manifest."""
     manifest: dict[str, Any] = {"inputs": []}
     for name in plan.inputs:
@@ -173,7 +152,7 @@ def _read(plan: _Plan, spool: Spool, report: Report) -> dict[str, Any]:
     return manifest
 
 
-def _make_tokenizer(plan: _Plan, spool: Spool, splits: dict[str, Split], work: Path) -> None:
+def _make_tokenizer(plan: Request, spool: Spool, splits: dict[str, Split], work: Path) -> None:
     if plan.tokenizer is not None:
         tokenizer.copy_existing(plan.tokenizer, work)
         return
@@ -200,7 +179,7 @@ def _make_tokenizer(plan: _Plan, spool: Spool, splits: dict[str, Split], work: P
 
 
 def _write_shards(
-    plan: _Plan, spool: Spool, splits: dict[str, Split], vocabulary: tokenizer.Vocabulary, work: Path
+    plan: Request, spool: Spool, splits: dict[str, Split], vocabulary: tokenizer.Vocabulary, work: Path
 ) -> dict[str, dict[str, dict[str, Any]]]:
     total = sum(entry.size for split in splits.values() for entry in (*split.train, *split.validation))
     result: dict[str, dict[str, dict[str, Any]]] = {}
@@ -234,7 +213,7 @@ def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield group
 
 
-def _weights(plan: _Plan, entries: dict[str, dict[str, dict[str, Any]]]) -> dict[str, float]:
+def _weights(plan: Request, entries: dict[str, dict[str, dict[str, Any]]]) -> dict[str, float]:
     """The mixture for the index, summing to 1, every domain named."""
     if plan.weights is not None:
         given = plan.weights
@@ -244,73 +223,3 @@ def _weights(plan: _Plan, entries: dict[str, dict[str, dict[str, Any]]]) -> dict
         given = {name: float(e["train"]["tokens"]) for name, e in entries.items()}
     total = math.fsum(given.get(name, 0.0) for name in entries)
     return {name: given.get(name, 0.0) / total for name in entries}
-
-
-def _check(
-    inputs: Any,
-    source: Any,
-    vocab_size: Any,
-    share: Any,
-    seed: Any,
-    on_bad_line: Any,
-    weights: Any,
-    max_bytes: Any,
-    progress: bool,
-) -> _Plan:
-    names = tuple(str(item) for item in ([inputs] if isinstance(inputs, str | Path) else inputs))
-    if not names:
-        raise UserError("inputs: got none, expected 'embedded' or the paths of files or directories")
-    for name in names:
-        if name != embedded.NAME and not Path(name).exists():
-            raise UserError(
-                f"inputs: no file or directory '{name}'{did_you_mean(name, [embedded.NAME])}; expected a path or "
-                "'embedded'"
-            )
-    if len(set(names)) < len(names):
-        raise UserError(
-            f"inputs: named twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}; name each once"
-        )
-    if source is None:
-        tokenizer.check_vocab_size(vocab_size)
-    else:
-        source = Path(source)
-        tokenizer.locate(source)
-    if not 0 <= share < 1:
-        raise UserError(
-            f"validation_share: got {share}, expected a share of at least 0 and below 1, such as 0.02 for 2 %"
-        )
-    if on_bad_line not in ("error", "skip"):
-        raise UserError(
-            f"on_bad_line: got '{on_bad_line}', expected 'error' or "
-            f"'skip'{did_you_mean(str(on_bad_line), ['error', 'skip'])}"
-        )
-    if max_bytes is not None and max_bytes < 1:
-        raise UserError(f"max_bytes: got {max_bytes}, expected at least 1")
-    if weights is not None:
-        check_weights(weights, list(weights))
-    return _Plan(
-        inputs=names,
-        tokenizer=source,
-        vocab_size=vocab_size,
-        validation_share=float(share),
-        split_seed=int(seed),
-        on_bad_line=on_bad_line,
-        weights=None if weights is None else {name: float(value) for name, value in sorted(weights.items())},
-        max_bytes=max_bytes,
-        progress=progress,
-    )
-
-
-def _inputs_digest(inputs: Sequence[str]) -> str:
-    """Identity of the inputs by names, sizes and times of their files; reading terabytes would not be "at once"."""
-    digest = hashlib.sha256()
-    for name in inputs:
-        if name == embedded.NAME:
-            digest.update(f"{embedded.NAME} {embedded.REVISION}\n".encode())
-            continue
-        top = Path(name)
-        for file in list_files(top):
-            stat = file.stat()
-            relative = file.relative_to(top).as_posix() if file != top else file.name
-            digest.update(json.dumps([relative, stat.st_size, stat.st_mtime_ns]).encode())
-    return digest.hexdigest()

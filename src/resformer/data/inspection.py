@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from resformer.data.dataset import Dataset, open_dataset
+from resformer.data.losses import losses
 
 _SAMPLE_TOKENS = 60
 
@@ -17,8 +18,8 @@ def inspect(directory: str | Path, verify: str = "full", *, samples: int = 1, se
     """JSON-able statistics of a prepared corpus, after checking it (`open_dataset` says what `verify` means and what
     raises UserError).
 
-    Per domain: weight, documents, tokens, bytes and bytes per token, in all and by split, the readers' counts, and
-    `samples` decoded beginnings of training documents, chosen by `seed`.
+    "losses" says in lines what the build left out. Per domain: weight, documents, tokens, bytes and bytes per token,
+    in all and by split, the readers' counts, and `samples` decoded beginnings of training documents, chosen by `seed`.
     """
     dataset = open_dataset(directory, verify=verify)
     domains: dict[str, Any] = {}
@@ -49,6 +50,7 @@ def inspect(directory: str | Path, verify: str = "full", *, samples: int = 1, se
         "special_tokens": dataset.index["special_tokens"],
         "tokenizer": dataset.index["tokenizer"],
         "readers": dataset.index["readers"],
+        "losses": losses(dataset.index),
         **everything,
         "bytes_per_token": _ratio(everything),
         "domains": domains,

@@ -4,20 +4,25 @@ there.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from resformer.data import shards
+from resformer.data.guard import FULL
 from resformer.errors import UserError
 
 LOCK = ".lock"
+_UNLOCKED_SECONDS = 60
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -34,13 +39,14 @@ def already_there(target: Path, settings: dict[str, Any], overwrite: bool) -> bo
     if not target.exists():
         return False
     if not target.is_dir():
-        raise UserError(f"{target}: is a file, expected a directory to write into; choose another --out")
+        raise UserError(f"--out {target}: is a file, expected a directory to write into; choose another")
     if not any(target.iterdir()):
         return False
     if not (target / shards.INDEX).is_file():
         raise UserError(
             f"{target}: holds files but no {shards.INDEX}, so they are not from here; choose an empty or new directory"
         )
+    _refuse_foreign(target / shards.INDEX)
     if overwrite:
         return False
     index = shards.load_index(target)
@@ -49,7 +55,8 @@ def already_there(target: Path, settings: dict[str, Any], overwrite: bool) -> bo
     )
     if different:
         pairs = "; ".join(
-            f"{key}: {_short(index['settings'].get(key))}, asked {_short(settings.get(key))}" for key in different
+            f"{_flag(key)}: {_short(index['settings'].get(key))}, asked {_short(settings.get(key))}"
+            for key in different
         )
         raise UserError(
             f"{target}: already prepared with other settings ({pairs}); pass --overwrite or choose another --out"
@@ -58,17 +65,29 @@ def already_there(target: Path, settings: dict[str, Any], overwrite: bool) -> bo
     return True
 
 
+def _refuse_foreign(file: Path) -> None:
+    """UserError unless an index.json was written by us, in whatever version and state: nothing else is replaced."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("format") != shards.FORMAT:
+        raise UserError(
+            f'{file}: not an index of prepared shards (no "format": "{shards.FORMAT}"), so it is not replaced, also '
+            "not with --overwrite; choose another --out or remove the file"
+        )
+
+
 @contextmanager
 def workplace(target: Path) -> Iterator[Path]:
-    """A locked directory beside `target` to build in, removed at the end. Leftovers of killed builds (their lock is
-    free) are removed first.
-    """
+    """A locked directory beside `target` to build in, removed at the end."""
     parent = target.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(parent, target.name)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UserError(
             f"{target}: cannot be written ({error.strerror}: {error.filename}); choose another --out"
         ) from error
@@ -89,10 +108,10 @@ def publish(work: Path, target: Path, settings: dict[str, Any], overwrite: bool)
     With `overwrite`, only files that the old index lists are removed. The index goes first and comes last, so that a
     kill in between leaves a directory that says it is no corpus, never a mixture of two.
     """
-    (work / LOCK).unlink()
     if not target.exists() or not any(target.iterdir()):
         try:
             os.rename(work, target)
+            (target / LOCK).unlink()  # not before: a build that is killed here is found by its lock
             _sync(target.absolute().parent)
             return True
         except OSError:
@@ -102,13 +121,14 @@ def publish(work: Path, target: Path, settings: dict[str, Any], overwrite: bool)
                 raise
     elif not overwrite:
         return not already_there(target, settings, overwrite)
+    if (target / shards.INDEX).exists():
+        _refuse_foreign(target / shards.INDEX)
     old = _listed(target)
     (target / shards.INDEX).unlink(missing_ok=True)
     for name in old:
         (target / name).unlink(missing_ok=True)
-    new = sorted(
-        (p.relative_to(work) for p in work.rglob("*") if p.is_file()), key=lambda p: (p.name == shards.INDEX, p)
-    )
+    files = (p.relative_to(work) for p in work.rglob("*") if p.is_file() and p != work / LOCK)
+    new = sorted(files, key=lambda p: (p.name == shards.INDEX, p))
     for relative in new:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         os.replace(work / relative, target / relative)
@@ -126,12 +146,20 @@ def _listed(target: Path) -> list[str]:
     return [name for name in names if (target / name).resolve().is_relative_to(root)]
 
 
-def _remove_leftovers(parent: Path, name: str) -> None:
-    for leftover in parent.glob(f".{name}.partial-*"):
+def remove_leftovers(target: Path) -> None:
+    """Remove the working directories of builds of `target` whose process is gone: their lock is free.
+
+    One without a lock was killed while it was made or removed; it counts as dead after a minute.
+    """
+    for leftover in target.absolute().parent.glob(f".{glob.escape(target.name)}.partial-*"):
         try:
-            with open(leftover / LOCK) as lock:
+            with open(leftover / LOCK, "r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(leftover, ignore_errors=True)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > _UNLOCKED_SECONDS:
+                    shutil.rmtree(leftover, ignore_errors=True)
         except OSError:
             continue  # alive, or not ours
 
@@ -148,6 +176,10 @@ def _sync(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _flag(key: str) -> str:
+    return "--input" if key == "inputs" else f"--{key.replace('_', '-')}"
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,21 @@ class Report:
         self.totals[kind] += 1
         entry = self.problems.setdefault(str(file), {"sample": []})
         entry[kind] = entry.get(kind, 0) + 1
-        if len(entry["sample"]) < 3:
+        if len(entry["sample"]) < 3 or entry[kind] == 1:  # each kind is shown at least once
             entry["sample"].append(f"{where}: {reason}")
 
-    def asdict(self) -> dict[str, Any]:
-        """JSON-able summary for the index."""
+    def asdict(self, kept: Collection[str]) -> dict[str, Any]:
+        """JSON-able summary for the index; `kept` are the domains that have documents, whose counts are theirs."""
         return {
             "totals": dict(sorted(self.totals.items())),
             "files_with_problems": len(self.problems),
             "problems": dict(list(self.problems.items())[:_MAX_PROBLEMS]),
             "passed_over_suffixes": dict(sorted(self.passed_over.items())),
+            "domains_left_out": {
+                name: dict(sorted(counts.items()))
+                for name, counts in sorted(self.by_domain.items())
+                if name not in kept
+            },
         }
 
 

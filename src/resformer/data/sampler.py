@@ -102,18 +102,17 @@ class Sampler:
         return {name: float(consumed[i] / self._chunks[i]) for i, name in enumerate(self._table.names)}
 
 
-def check_weights(weights: dict[str, float], domains: list[str]) -> dict[str, float]:
+def check_weights(weights: dict[str, float], domains: list[str], *, name: str = "weights") -> dict[str, float]:
     """Weights that sum to 1 for known domains; a domain that is not named has weight 0. UserError for unknown names
-    and impossible values.
+    and impossible values; `name` is what messages call the weights.
     """
-    for name, value in weights.items():
-        if name not in domains:
-            raise UserError(
-                f"weights: unknown domain '{name}'{did_you_mean(name, domains)}; the corpus has {', '.join(domains)}"
-            )
+    known = ", ".join(domains)
+    for domain, value in weights.items():
+        if domain not in domains:
+            raise UserError(f"{name}: unknown domain '{domain}'{did_you_mean(domain, domains)}; the corpus has {known}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise UserError(f"weights.{name}: got {value!r}, expected a number of at least 0")
+            raise UserError(f"{name}: got {domain}={value!r}, expected a number of at least 0")
     total = math.fsum(weights.values())
     if total <= 0:
-        raise UserError(f"weights: all are 0, expected at least one positive weight for {', '.join(domains)}")
-    return {name: float(value) / total for name, value in weights.items()}
+        raise UserError(f"{name}: all are 0, expected at least one positive weight for {known}")
+    return {domain: float(value) / total for domain, value in weights.items()}

@@ -140,7 +140,7 @@ def load_index(root: Path) -> dict[str, Any]:
         index = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{file}: not valid JSON ({error}); prepare the corpus again with --overwrite or into another directory"
+            f"{file}: not valid JSON ({error}); remove it and prepare the corpus again, or into another directory"
         ) from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(

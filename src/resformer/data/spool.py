@@ -123,7 +123,7 @@ def split_documents(entries: list[Entry], validation_share: float, domain: str) 
         raise UserError(
             f"domain '{domain}' has one document, expected at least two for a split by document: cut it into several "
             "files (or jsonl lines), "
-            "or pass validation_share=0 for a corpus without validation"
+            "or pass --validation-share 0 for a corpus without validation"
         )
     ranked = sorted(entries, key=lambda e: e.rank)
     threshold = int(validation_share * _SPAN)

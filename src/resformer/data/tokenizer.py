@@ -25,6 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 # Tried in this order when neither tokenizer_config.json nor special_tokens_map.json names the end-of-text token.
 _USUAL_END = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
+# The trainer reserves memory for all entries at the start; the largest published vocabularies have about a million.
+MAX_VOCAB_SIZE = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +105,11 @@ def train(texts: Iterable[str], vocab_size: int) -> str:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """UserError unless `vocab_size` holds all bytes and the end-of-text token."""
-    if not MIN_VOCAB_SIZE <= vocab_size <= 2**31:
+    """UserError unless `vocab_size` holds all bytes and the end-of-text token and can be trained."""
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         raise UserError(
-            f"vocab_size: got {vocab_size}, expected at least {MIN_VOCAB_SIZE} (256 bytes and {END_OF_TEXT}); "
-            "take 4096 for small corpora or 16384 and more for large ones"
+            f"--vocab-size: got {vocab_size}, expected {MIN_VOCAB_SIZE} (256 bytes and {END_OF_TEXT}) to "
+            f"{MAX_VOCAB_SIZE}; take 4096 for small corpora or 16384 and more for large ones"
         )
 
 
@@ -123,13 +125,12 @@ def write_trained(tokenizer_json: str, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def copy_existing(source: Path, directory: Path) -> None:
-    """Copy a user's tokenizer (a tokenizer.json or the directory that holds one) byte for byte; add a
-    tokenizer_config.json if there is none.
+def read_existing(source: Path) -> tuple[Path, dict[str, Any]]:
+    """A user's tokenizer (a tokenizer.json or the directory that holds one), checked: its tokenizer.json and what goes
+    into tokenizer_config.json. UserError names the user's file.
     """
     home = source if source.is_dir() else source.parent
     file = locate(source)
-    (directory / "tokenizer.json").write_bytes(file.read_bytes())
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     own = home / "tokenizer_config.json"
     if own.is_file():
@@ -138,8 +139,17 @@ def copy_existing(source: Path, directory: Path) -> None:
     special = home / "special_tokens_map.json"
     if special.is_file():
         config = {**_json_object(special), **config}
-    if not _content(config.get("eos_token")):
-        config["eos_token"] = _usual_end(_load(directory / "tokenizer.json"), file)
+    config["eos_token"] = config.get("eos_token") if _content(config.get("eos_token")) else None
+    tokenizer = _load(file, f"--tokenizer {file}")
+    config["eos_token"] = config["eos_token"] or _usual_end(tokenizer, file)
+    _vocabulary(tokenizer, config, file, own if own.is_file() else special if special.is_file() else file)
+    return file, config
+
+
+def copy_existing(source: Path, directory: Path) -> None:
+    """Copy a user's tokenizer byte for byte; write a tokenizer_config.json that names its end-of-text token."""
+    file, config = read_existing(source)
+    (directory / "tokenizer.json").write_bytes(file.read_bytes())
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -148,7 +158,7 @@ def locate(source: Path) -> Path:
     file = source / "tokenizer.json" if source.is_dir() else source
     if not file.is_file():
         raise UserError(
-            f"tokenizer: no file {file}; expected the path of a tokenizer.json or of a directory that holds one "
+            f"--tokenizer: no file {file}; expected the path of a tokenizer.json or of a directory that holds one "
             "(leave it out to train one)"
         )
     return file
@@ -157,9 +167,12 @@ def locate(source: Path) -> Path:
 def open_vocabulary(directory: Path) -> Vocabulary:
     """Read tokenizer.json and tokenizer_config.json of `directory`."""
     file = directory / "tokenizer.json"
-    tokenizer = _load(file)
     config_file = directory / "tokenizer_config.json"
     config = _json_object(config_file) if config_file.is_file() else {}
+    return _vocabulary(_load(file), config, file, config_file)
+
+
+def _vocabulary(tokenizer: Tokenizer, config: dict[str, Any], file: Path, config_file: Path) -> Vocabulary:
     eos_token = _content(config.get("eos_token")) or _usual_end(tokenizer, file)
     bos_token = _content(config.get("bos_token"))
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -183,17 +196,22 @@ def fingerprint(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _load(file: Path) -> Tokenizer:
+def _load(file: Path, called: str = "") -> Tokenizer:
+    """The tokenizer in a file, which messages name as `called`."""
     from tokenizers import Tokenizer
+
+    called = called or str(file)
 
     try:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"{file}: cannot be read ({error.strerror}); expected the tokenizer that belongs to the shards"
+            f"{called}: cannot be read ({error.strerror}); expected the tokenizer that belongs to the shards"
         ) from error
     except Exception as error:  # tokenizers raises plain Exception for a file it cannot parse
-        raise UserError(f"{file}: not a tokenizer that the tokenizers package reads ({error})") from error
+        raise UserError(
+            f"{called}: not a tokenizer that the tokenizers package reads ({error}); expected a tokenizer.json"
+        ) from error
     # Files from the hub often carry truncation or padding, which would silently cut documents.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -121,7 +121,7 @@ def generate(
     Raises UserError for sampling options out of range, an empty prompt that cannot be started, and a text longer than
     the model's positions.
     """
-    _check_sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    _check_sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     ids_1T = prompt_ids(model, tokenizer, prompt)
     prompt_tokens = ids_1T.shape[1]
     _check_length(model, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens)
@@ -213,10 +213,12 @@ def sample_text(model_dir: Path | str, prompt: str, max_new_tokens: int = 64, se
     return generate(model, tokenizer, prompt, max_new_tokens=max_new_tokens, seed=seed).text
 
 
-def _check_sampling(*, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
+def _check_sampling(*, max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> None:
     problems = []
     if max_new_tokens < 1:
         problems.append(f"max_new_tokens is {max_new_tokens}, expected 1 or more")
+    if not 0 <= seed < 2**63:
+        problems.append(f"seed is {seed}, expected 0 to {2**63 - 1}")
     if not 0 <= temperature < float("inf"):
         problems.append(f"temperature is {temperature}, expected 0 (greedy) or more")
     if top_k < 0:
@@ -231,7 +233,11 @@ def _check_length(model: Any, *, prompt_tokens: int, max_new_tokens: int) -> Non
     limit = getattr(model.config, "max_position_embeddings", None)
     total = prompt_tokens + max_new_tokens
     if limit is not None and total > limit:
+        room = limit - prompt_tokens
+        way_out = (
+            f"shorten the prompt or ask for {room} or less" if room > 0 else f"shorten the prompt below {limit} tokens"
+        )
         raise UserError(
             f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones (max_new_tokens) make {total}, but the model "
-            f"was built for {limit} positions; shorten the prompt or ask for {max(limit - prompt_tokens, 0)} or less"
+            f"was built for {limit} positions; {way_out}"
         )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from resformer.errors import UserError
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt")
+"""Files of which a model's directory has one at least; ours have the first."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -41,6 +45,8 @@ def model_directory(model: str | Path) -> str:
     Raises:
         UserError: no such directory, or a run that has no export yet.
     """
+    if not str(model):
+        raise UserError("the model's name is empty; expected a run directory, an exported directory or a hub name")
     path = Path(model)
     if (path / "config.json").is_file():
         return str(path)
@@ -69,6 +75,35 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _check_files(directory: Path) -> None:
+    """Name the file of an export that is missing or damaged, before transformers says it in many words.
+
+    Raises:
+        UserError: no weights, no tokenizer, weights or config.json that cannot be read; a hub name is left alone.
+    """
+    if not directory.is_dir():
+        return
+    run = directory.parent if (directory.parent / "config.toml").is_file() else None
+    again = (
+        f"`resformer export {run} --overwrite`" if run else "`resformer export RUN --out DIR` of the run it came from"
+    )
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{directory} holds no weights (model.safetensors is missing); write them again with {again}")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file} is damaged or cut short ({error}); write it again with {again}") from None
+    try:
+        json.loads((directory / "config.json").read_bytes())
+    except ValueError as error:
+        raise UserError(f"{directory / 'config.json'} is no JSON ({error}); write it again with {again}") from None
+    if not any((directory / name).is_file() for name in TOKENIZERS):
+        raise UserError(f"{directory / 'tokenizer.json'} is missing; write it again with {again}")
+
+
 def load_model(model: str | Path, device: str | torch.device = "cpu") -> tuple[Any, Any]:
     """Return (model, tokenizer), the model in evaluation mode on `device`. Reads safetensors only, never a pickle.
 
@@ -80,6 +115,7 @@ def load_model(model: str | Path, device: str | torch.device = "cpu") -> tuple[A
 
     where = resolve_device(device) if isinstance(device, str) else device
     directory = model_directory(model)
+    _check_files(Path(directory))
     try:
         with no_progress_bars():
             with_info: Any = AutoModelForCausalLM.from_pretrained(

@@ -52,9 +52,11 @@ def evaluate(
         paper's tables; `loss_token_weighted` is the mean over all scored tokens.
 
     Raises:
-        UserError: vocabulary or positions of the model are smaller than the data's, or a domain has no validation text.
+        UserError: vocabulary or positions of the model are smaller than the data's, a domain has no validation text, or
+            a number is below 1.
         Interrupted: `stop()` was true.
     """
+    _check_numbers(sequence_length=sequence_length, batch_size=batch_size, max_tokens=max_tokens)
     _check(model, dataset, sequence_length)
     device = torch.device(device) if device is not None else next(model.parameters()).device
     domains: dict[str, dict[str, Any]] = {}
@@ -119,6 +121,13 @@ def _batched(windows: Iterable[Any], size: int) -> Iterator[list[Any]]:
     left = iter(windows)
     while batch := list(islice(left, size)):
         yield batch
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    wrong = {name: value for name, value in numbers.items() if value is not None and value < 1}
+    problems = [f"{name} is {value}, expected 1 or more" for name, value in wrong.items()]
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def _check(model: Any, dataset: Any, sequence_length: int) -> None:

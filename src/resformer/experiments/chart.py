@@ -17,7 +17,7 @@ import numpy as np
 from resformer.experiments.curves import Floats
 from resformer.experiments.markup import MINUS, Markup, join, tag
 
-SLOTS = 8  # colours in the style sheet; further series repeat them dashed
+SLOTS = 8  # colours in the style sheet; further series repeat all but the first, dotted
 _SHAPES = ("circle", "square", "up", "diamond", "down", "circle", "square", "up")
 
 
@@ -98,14 +98,26 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def paint(slot: int) -> int:
+    """The colour of a series, 0..SLOTS-1: the baseline's is its own, the others repeat theirs."""
+    return 0 if slot == 0 else (slot - 1) % (SLOTS - 1) + 1
+
+
 def dash(slot: int) -> str | None:
-    """Stroke pattern that tells series apart once the colours repeat."""
-    return None if slot < SLOTS else "6 3"
+    """Stroke pattern: the baseline is dashed, and so seen where another curve lies on it; dots tell series apart once
+    the colours repeat.
+    """
+    return "7 4" if slot == 0 else None if slot < SLOTS else "2 3"
+
+
+def baseline_last(series: Sequence[Series]) -> list[Series]:
+    """The order of drawing: the dashed baseline lies on top, or a close curve would hide it."""
+    return sorted(series, key=lambda s: s.slot == 0)
 
 
 def marker(slot: int, x: float, y: float, size: float = 3.6) -> Markup:
     """The series' marker as one path, so that lines can be told apart without colour."""
-    shape, r = _SHAPES[slot % SLOTS], size
+    shape, r = _SHAPES[paint(slot)], size
     if shape == "circle":
         d = f"M{x - r:.1f},{y:.1f}a{r},{r} 0 1,0 {2 * r},0a{r},{r} 0 1,0 {-2 * r},0z"
     elif shape == "square":
@@ -117,7 +129,7 @@ def marker(slot: int, x: float, y: float, size: float = 3.6) -> Markup:
     else:
         r *= 1.15 if shape == "up" else -1.15
         d = f"M{x:.1f},{y - r:.1f}l{r:.1f},{1.8 * r:.1f}h{-2 * r:.1f}z"
-    return tag("path", d=d, class_=f"mark s{slot % SLOTS}")
+    return tag("path", d=d, class_=f"mark s{paint(slot)}")
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -196,12 +208,12 @@ def _axes(chart: Chart, f: _Frame, y_text: Callable[[float], str]) -> Markup:
 
 def _lines(chart: Chart, f: _Frame, clip: str) -> Markup:
     parts = []
-    for s in chart.series:
+    for s in baseline_last(chart.series):
         known = np.isfinite(s.y)
         points = [(f.x(x), f.y(y)) for x, y in zip(s.x[known].tolist(), s.y[known].tolist(), strict=True)]
         d = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
         marks = join(*(marker(s.slot, x, y) for x, y in points)) if chart.markers and len(points) <= 40 else None
-        line = tag("path", d=d, class_=f"line s{s.slot % SLOTS}", stroke_dasharray=dash(s.slot))
+        line = tag("path", d=d, class_=f"line s{paint(s.slot)}", stroke_dasharray=dash(s.slot))
         parts.append(tag("g", line, marks, class_="series", data_name=s.name))
     return tag("g", *parts, clip_path=f"url(#{clip})")
 
@@ -220,11 +232,11 @@ def _end_labels(chart: Chart, f: _Frame) -> Markup:
             tag(
                 "path",
                 d=f"M{end_x + 3:.1f},{end_y:.1f}L{x - 3:.1f},{y:.1f}",
-                class_=f"leader s{s.slot % SLOTS}",
+                class_=f"leader s{paint(s.slot)}",
                 data_name=s.name,
             )
         )
-        parts.append(tag("text", name, x=x, y=f"{y + 4:.1f}", class_=f"end s{s.slot % SLOTS}", data_name=s.name))
+        parts.append(tag("text", name, x=x, y=f"{y + 4:.1f}", class_=f"end s{paint(s.slot)}", data_name=s.name))
     return join(*parts)
 
 
@@ -244,7 +256,7 @@ def _notes(chart: Chart, f: _Frame) -> Markup:
                 x2=f"{x:.1f}",
                 y1=f"{y:.1f}",
                 y2=f.height - f.lower,
-                class_=f"drop s{cross.slot % SLOTS}",
+                class_=f"drop s{paint(cross.slot)}",
                 data_name=cross.name,
             )
         )
@@ -255,7 +267,7 @@ def _notes(chart: Chart, f: _Frame) -> Markup:
                 cx=f"{x:.1f}",
                 cy=f"{y:.1f}",
                 r=4,
-                class_=f"cross s{cross.slot % SLOTS}",
+                class_=f"cross s{paint(cross.slot)}",
                 data_name=cross.name,
             )
         )
@@ -301,7 +313,7 @@ def figure(chart: Chart, caption: object) -> Markup:
     data = {
         "signed": chart.signed,
         "series": [
-            {"name": s.name, "slot": s.slot % SLOTS, "x": _numbers(s.x, 0), "y": _numbers(s.y, 4)}
+            {"name": s.name, "slot": paint(s.slot), "x": _numbers(s.x, 0), "y": _numbers(s.y, 4)}
             for s in chart.series
             if len(s.x)
         ],

@@ -14,10 +14,11 @@ from typing import Any
 from resformer.errors import UserError
 from resformer.experiments.runs import EVAL_FILE, SAMPLES_FILE, Run, read_run
 from resformer.train.files import write_json
+from resformer.train.imports import import_files
 
 
 def finish(run_dir: Path, data: Path, *, prompt: str, max_new_tokens: int, seed: int) -> None:
-    """Write eval.json and samples.json into a trained run directory, each only if it is not there yet.
+    """Write eval.json and samples.json into a trained run directory, each only if it is not there yet or is damaged.
 
     Raises UserError when the run is not trained to its end.
     """
@@ -27,7 +28,7 @@ def finish(run_dir: Path, data: Path, *, prompt: str, max_new_tokens: int, seed:
     run = read_run(run_dir.parent.parent, {"id": run_dir.name})
     if not run.trained:
         raise UserError(f"{run_dir} has {run.step} of {run.steps or '?'} steps; finish training first (--resume)")
-    todo_eval, todo_sample = not (run_dir / EVAL_FILE).exists(), not (run_dir / SAMPLES_FILE).exists()
+    todo_eval, todo_sample = not run.scored, not run.sampled
     if not (todo_eval or todo_sample):
         return
     model, tokenizer = load_model(run_dir, str(run.config.get("train", {}).get("device", "auto")))
@@ -75,7 +76,9 @@ def main() -> None:
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--import", dest="imports", type=Path, action="append", default=[])
     given = parser.parse_args()
+    import_files(given.imports)
     finish(given.run, given.data, prompt=given.prompt, max_new_tokens=given.max_new_tokens, seed=given.seed)
 
 

@@ -7,17 +7,20 @@ from typing import Any
 from resformer.experiments.markup import Markup, finite, join, number, tag, typeset
 from resformer.experiments.sections import swatch
 
-_SCALE_ENDS = ((238, 243, 247), (0, 84, 140))  # coefficient 0 -> the largest; negative ones take the second pair
-_NEGATIVE_ENDS = ((249, 240, 232), (186, 76, 0))
+_PALEST = 0.05  # so that a coefficient of 0 still is a cell
+# From here on the page's style sheet gives a cell the text colour of full cells: in the dark scheme, and in both.
+_MIDDLE, _FULL = 0.55, 0.72
 
 
-def _heat_colour(value: float, largest: float) -> tuple[str, str]:
-    """Background and text colour of a cell."""
-    pale, full = _SCALE_ENDS if value >= 0 else _NEGATIVE_ENDS
+def _cell_look(value: float, largest: float) -> tuple[str, str | None]:
+    """Style and class of a cell: an opacity over the page's own card colour, so that it fits the light and the dark
+    scheme.
+    """
     share = min(abs(value) / largest, 1.0) ** 0.8 if largest else 0.0
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(pale, full, strict=True))
-    luminance = 0.299 * red + 0.587 * green + 0.114 * blue
-    return f"rgb({red},{green},{blue})", "#ffffff" if luminance < 140 else "#1d2024"
+    opacity = _PALEST + (1 - _PALEST) * share
+    hue = "heat" if value >= 0 else "heat-negative"
+    named = "full" if opacity >= _FULL else "middle" if opacity >= _MIDDLE else None
+    return f"background:rgba(var(--{hue}),{opacity:.2f})", named
 
 
 def lambda_maps(results: dict[str, Any], layers: dict[str, int], colours: dict[str, int]) -> Markup | None:
@@ -35,11 +38,14 @@ def lambda_maps(results: dict[str, Any], layers: dict[str, int], colours: dict[s
         _lambda_map(r, max(layers.get(r["name"], 0), *r["lambdas"]["layers"]), largest, colours[r["name"]])
         for r in rows
     ]
-    pale, full = (f"rgb({','.join(map(str, end))})" for end in _SCALE_ENDS)
-    scale = tag(
-        "p", "0", tag("i", style=f"background:linear-gradient(90deg,{pale},{full})"), number(largest, 2), class_="scale"
-    )
+    scale = tag("p", "0", _scale("heat"), number(largest, 2), class_="scale")
+    if any(v < 0 for r in rows for key in ("first", "own") for v in r["lambdas"].get(key, []) if finite(v) is not None):
+        scale = join(scale, tag("p", "0", _scale("heat-negative"), number(-largest, 2), class_="scale"))
     return join(tag("div", *maps, class_="maps"), scale)
+
+
+def _scale(hue: str) -> Markup:
+    return tag("i", style=f"background:linear-gradient(90deg,rgba(var(--{hue}),{_PALEST}),rgb(var(--{hue})))")
 
 
 def _lambda_map(r: dict[str, Any], count: int, largest: float, slot: int) -> Markup:
@@ -54,9 +60,10 @@ def _lambda_map(r: dict[str, Any], count: int, largest: float, slot: int) -> Mar
             if value is None:
                 cells.append(tag("td", "\u00b7", class_="raw", title=f"layer {layer} is not mixed"))
                 continue
-            background, text = _heat_colour(value, largest)
-            style = f"background:{background};color:{text}"
-            cells.append(tag("td", number(value, 2), style=style, title=f"layer {layer}, {spoken}: {value:.4f}"))
+            style, named = _cell_look(value, largest)
+            cells.append(
+                tag("td", number(value, 2), style=style, class_=named, title=f"layer {layer}, {spoken}: {value:.4f}")
+            )
         body.append(tag("tr", tag("th", typeset(label), scope="row"), *cells))
     head = tag("tr", tag("th", "layer"), *(tag("th", n, scope="col") for n in range(1, count + 1)))
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="heat")

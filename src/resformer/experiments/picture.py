@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from resformer.experiments.chart import SLOTS, Chart
+from resformer.experiments.chart import SLOTS, Chart, baseline_last, dash, paint
 from resformer.experiments.markup import compact
 
 COLOURS = (
@@ -35,27 +35,33 @@ def write_picture(path: Path, charts: Mapping[str, Chart]) -> None:
     for axes, chart in ((left, charts["validation"]), (right, charts["relative"])):
         _draw(axes, chart)
     handles, labels = left.get_legend_handles_labels()
+    if charts["validation"].series and charts["validation"].series[0].slot == 0:  # drawn last, named first
+        handles, labels = handles[-1:] + handles[:-1], labels[-1:] + labels[:-1]
     if handles:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False, fontsize=10
         )
     temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", metadata={"Software": "resformer"})
-    os.replace(temporary, path)
+    try:
+        figure.savefig(temporary, format="png", metadata={"Software": "resformer"})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _draw(axes: Any, chart: Chart) -> None:
-    for s in chart.series:
+    for s in baseline_last(chart.series):
         known = np.isfinite(s.y)
-        marker = MARKERS[s.slot % SLOTS] if chart.markers and known.sum() <= 40 else None
+        marker = MARKERS[paint(s.slot)] if chart.markers and known.sum() <= 40 else None
         # A leading underscore would hide the entry from matplotlib's legend, and "$" would start its maths mode.
         label = s.name.lstrip("_").replace("$", r"\$")
-        style = "-" if s.slot < SLOTS else "--"
+        pattern = dash(s.slot)
+        style: Any = "-" if pattern is None else (0, tuple(float(length) / 2 for length in pattern.split()))
         axes.plot(
             s.x[known],
             s.y[known],
-            style,
-            color=COLOURS[s.slot % SLOTS],
+            linestyle=style,
+            color=COLOURS[paint(s.slot)],
             marker=marker,
             markersize=4,
             linewidth=1.8,

@@ -144,12 +144,11 @@ def _level(
 
 def page(runs: list[Run], results: dict[str, Any], charts: dict[str, Chart], colours: dict[str, int]) -> str:
     """The whole document."""
-    title = f"{results['suite']}: {results['headline']}"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
+        tag("title", f"{results['suite']} - resformer"),
         tag("style", Markup(CSS)),
     )
     main = tag(
@@ -187,19 +186,26 @@ def _opening(runs: list[Run], results: dict[str, Any]) -> Markup:
 def _notice(results: dict[str, Any]) -> Markup | None:
     if results["complete"]:
         return None
-    done = len(results["runs"]) - len(results["missing"])
-    again = tag("p", "Finish with ", tag("code", results["command"]), ".") if results["command"] else None
-    what = tag(
-        "p",
-        tag("b", f"{done} of {len(results['runs'])} runs are finished. "),
-        f"Still open: {', '.join(results['missing'])}.",
-    )
-    return tag("div", what, again, class_="notice", role="note")
+    parts = []
+    if results["missing"]:
+        done = len(results["runs"]) - len(results["missing"])
+        named = f"Still open: {', '.join(results['missing'])}."
+        parts.append(tag("p", tag("b", f"{done} of {len(results['runs'])} runs are finished. "), named))
+        if results["command"]:
+            parts.append(tag("p", "Finish with ", tag("code", results["command"]), "."))
+    if results["loss_note"]:
+        parts.append(tag("p", tag("b", "Not scored. "), results["loss_note"]))
+    return tag("div", *parts, class_="notice", role="note")
 
 
 def _results(results: dict[str, Any], colours: dict[str, int]) -> Markup:
-    scored = "the whole validation split" if _full(results) else "the same part of the validation split for every run"
-    text = f"Loss on {scored}, as the plain mean of the domains. Lower is better; bpb is bits per byte of raw text."
+    scored = "the whole validation split" if _full(results) else "what the training loop validates, for every run"
+    base = results["baseline"]
+    text = (
+        f"Loss on {scored}, as the plain mean of the domains. Lower is better; bpb is bits per byte of raw text. "
+        f"Data saved: a run that ends below the {base} had its final loss earlier, and saves the tokens after that; "
+        f"one that ends above never has it, and needs more tokens than the {base} for the loss that it ends with."
+    )
     return tag(
         "section", tag("h2", "Results"), tag("p", text, class_="intro"), sections.results_table(results, colours)
     )
@@ -264,8 +270,9 @@ def _mixing(runs: list[Run], results: dict[str, Any], colours: dict[str, int]) -
     if maps is None:
         return None
     text = (
-        "How much of the first layer's value V_1 and of its own value V_n each layer puts into attention, "
-        "after training. Layer 1 has nothing to mix; runs without coefficients are not shown."
+        "How much of the first layer's value V_1 (or of the source that a run's options name) and of its own value V_n "
+        "each layer puts into attention, after training. Layer 1 has nothing to mix; runs without such a pair are not "
+        "shown."
     )
     return tag("section", tag("h2", "What each layer mixes"), tag("p", typeset(text), class_="intro"), maps)
 

@@ -49,16 +49,6 @@ def formula(run: Run) -> str:
         return ""
 
 
-def fully_validated(run: Run) -> bool:
-    """Whether the final model was scored on the whole validation split after training."""
-    found = run.evaluation
-    return (
-        finite(found.get("loss")) is not None
-        and found.get("step") == run.step
-        and isinstance(found.get("domains"), dict)
-    )
-
-
 def final_validation(run: Run, *, full: bool) -> dict[str, Any]:
     """Loss and bits per byte at the end, overall and by domain; {} for a run that has not finished.
 
@@ -92,6 +82,7 @@ def row(run: Run, *, full: bool) -> dict[str, Any]:
     """What one run shows by itself."""
     seconds = run.train["seconds"]
     account = run.accounting
+    groups = account.get("parameters_by_group")
     return {
         "name": run.name,
         "variant": run.variant,
@@ -99,12 +90,14 @@ def row(run: Run, *, full: bool) -> dict[str, Any]:
         "id": run.id,
         "seed": run.seed,
         "state": run.state,
+        "scored": run.scored,
         "step": run.step,
         "steps": run.steps,
         "train_tokens": finite(run.train.last("tokens")),
         "train_seconds": float(np.nansum(seconds)) if len(seconds) else None,
         "validation": final_validation(run, full=full) or None,
         "parameters": account.get("parameters"),
+        "token_tables": groups.get("tables") if isinstance(groups, dict) else None,
         "kv_bytes_per_token": account.get("kv_bytes_per_token"),
         "kv_ratio": account.get("kv_ratio"),
         "flops_per_token": account.get("flops_per_token"),
@@ -130,6 +123,13 @@ def compare(own: dict[str, Any], base: dict[str, Any], run: Run, baseline: Run) 
         a, b = run.validation["all"], baseline.validation["all"]
         saved = data_saved(a["train_tokens"], a["loss"], b["train_tokens"], b["loss"])
         own["data_saved"] = {"share": saved.share, "tokens": saved.tokens, "reason": saved.reason}
+
+
+def more_tokens(saved: dict[str, Any], total: float) -> float:
+    """How many more training tokens a run needs than the baseline for its own final loss, as a share of the baseline's;
+    for a negative `share`, where `tokens` is when the baseline had that loss.
+    """
+    return total / saved["tokens"] - 1.0
 
 
 def _minus(a: object, b: object) -> float | None:
@@ -159,10 +159,23 @@ def _measured(found: dict[str, Any] | None, on: str) -> float | None:
     return finite(at.get(path[0])) if path else None
 
 
-def headline(rows: list[dict[str, Any]], baseline: str) -> str:
-    """The result in one sentence, as measured; what is said while runs are missing is marked as such."""
+def loss_note(unscored: list[str], command: str) -> str:
+    """What a reader must know when not every trained run was scored on the whole split; "" when all were."""
+    if not unscored:
+        return ""
+    names = ", ".join(unscored)
+    return (
+        f"No readable score on the whole validation split (eval.json) of {names}: all losses here, of every run, are "
+        f"those of the training loop's last validation, and differ from scores on the whole split. Score with {command}"
+    )
+
+
+def headline(rows: list[dict[str, Any]], baseline: str, unscored: list[str]) -> str:
+    """The result in one sentence, as measured; what is said while runs or scores are missing is marked as such."""
     done = sum(r["state"] == "finished" for r in rows)
     text = _comparison(rows, baseline)
+    if unscored and not text.startswith("No comparison"):
+        text = f"By the training loop's own validation: {text}"
     if done == len(rows) or text.startswith("No comparison"):
         return text
     return f"So far, with {done} of {len(rows)} runs done: {text}"
@@ -197,7 +210,8 @@ def collect(out: Path, runs: list[Run]) -> dict[str, Any]:
     """All results of the suite in `out`, ready for JSON."""
     suite = read_suite(out)
     # All rows show the same measurement: the whole split only if every finished run was scored on it.
-    full = all(fully_validated(run) for run in runs if run.trained)
+    unscored = [run.name for run in runs if run.trained and not run.scored]
+    full = not unscored
     rows = [row(run, full=full) for run in runs]
     baseline = str(suite.get("baseline"))
     at = next((i for i, run in enumerate(runs) if run.name == baseline), None)
@@ -214,9 +228,11 @@ def collect(out: Path, runs: list[Run]) -> dict[str, Any]:
         "title": suite.get("title"),
         "recipe": suite.get("recipe"),
         "baseline": baseline,
-        "headline": headline(rows, baseline),
+        "headline": headline(rows, baseline, unscored),
         "evidence": ONE_SEED,
-        "complete": all(one["state"] == "finished" for one in rows),
+        "complete": not unscored and all(one["state"] == "finished" for one in rows),
+        "unscored": unscored,
+        "loss_note": loss_note(unscored, str(suite.get("command") or "`resformer suite run`")),
         "missing": [one["name"] for one in rows if one["state"] != "finished"],
         "claims": [judge(claim, by_name) for claim in suite.get("claims", []) if isinstance(claim, dict)],
         "runs": rows,

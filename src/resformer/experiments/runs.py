@@ -8,6 +8,7 @@ its last row.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from resformer.errors import UserError
 from resformer.experiments.curves import Floats
 
 SUITE_FILE, SAMPLES_FILE, EVAL_FILE = "suite.json", "samples.json", "eval.json"
+_SCORES = ("loss", "bits_per_byte")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,33 @@ class Run:
         return self.steps is not None and validated == self.steps and (self.path / "model").is_dir()
 
     @property
+    def scored(self) -> bool:
+        """The final model was scored on the whole validation split: eval.json is whole, of the last step and of the
+        corpus that the run was trained on.
+        """
+        found = self.evaluation
+        domains = found.get("domains")
+        if not isinstance(domains, dict) or not domains or found.get("step") != self.step:
+            return False
+        data = self.environment.get("data")
+        prints = {found.get("data_fingerprint"), data.get("fingerprint") if isinstance(data, dict) else None} - {None}
+        seen = {*self.validation} - {"all"}
+        if len(prints) > 1 or (seen and {*domains} != seen):
+            return False
+        rows = [found, *domains.values()]
+        return all(isinstance(row, dict) and all(_is_finite(row.get(key)) for key in _SCORES) for row in rows)
+
+    @property
+    def sampled(self) -> bool:
+        """samples.json holds a text."""
+        return isinstance(self.sample.get("text"), str)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is left to do."""
+        return self.trained and self.scored and self.sampled
+
+    @property
     def state(self) -> str:
         """ "finished", "partial" or "missing"."""
         if self.trained:
@@ -87,13 +116,34 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_suite(out: Path) -> dict[str, Any]:
-    """The description that `run_suite` left in `out`; UserError when there is none."""
+    """The description that `run_suite` left in `out`; UserError when there is none, or a key is unusable."""
     suite = read_json(out / SUITE_FILE)
     if not isinstance(suite.get("runs"), list):
         raise UserError(
             f"no suite in {out}: expected a readable {SUITE_FILE}; start with `resformer suite run NAME --out {out}`"
         )
+    _check_key(out, suite, "baseline", str, "")
+    for i, run in enumerate(suite["runs"]):
+        if not isinstance(run, dict):
+            raise UserError(f"{out / SUITE_FILE}: runs[{i}] is {run!r}, expected an object; {_AGAIN}")
+        _check_key(out, run, "id", str, f"runs[{i}].")
+        if Path(run["id"]).name != run["id"]:
+            raise UserError(f"{out / SUITE_FILE}: runs[{i}].id is {run['id']!r}, expected a plain name; {_AGAIN}")
+        for key, kind in (("name", str), ("variant", str), ("seed", int), ("steps", int)):
+            if run.get(key) is not None:
+                _check_key(out, run, key, kind, f"runs[{i}].")
     return suite
+
+
+_AGAIN = "write the file anew with `resformer suite run NAME`"
+
+
+def _check_key(out: Path, found: dict[str, Any], key: str, kind: type, where: str) -> None:
+    value = found.get(key)
+    if not isinstance(value, kind) or value == "":
+        got = "missing" if key not in found else f"{value!r}"
+        expected = "a text" if kind is str else "a whole number"
+        raise UserError(f"{out / SUITE_FILE}: {where}{key} is {got}, expected {expected}; {_AGAIN}")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -120,6 +170,10 @@ def _curve(rows: list[dict[str, Any]]) -> Curve:
     return Curve(
         columns={n: np.array([_as_float(row.get(n)) for row in ordered], dtype=np.float64) for n in sorted(names)}
     )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _as_float(value: object) -> float:
@@ -153,9 +207,9 @@ def read_run(out: Path, spec: dict[str, Any]) -> Run:
     steps = config.get("train", {}).get("steps", spec.get("steps"))
     return Run(
         id=str(spec["id"]),
-        name=str(spec.get("name", spec["id"])),
-        variant=str(spec.get("variant", "")),
-        seed=int(spec.get("seed", 0)),
+        name=str(spec.get("name") or spec["id"]),
+        variant=str(spec.get("variant") or ""),
+        seed=int(spec.get("seed") or 0),
         path=path,
         steps=steps if isinstance(steps, int) else None,
         step=int(train.last("step") or 0),

@@ -21,7 +21,7 @@ from resformer.experiments.markup import (
     tag,
     typeset,
 )
-from resformer.experiments.results import SEED_NOISE_NATS
+from resformer.experiments.results import SEED_NOISE_NATS, more_tokens
 
 
 def slots(rows: list[dict[str, Any]], baseline: str) -> dict[str, int]:
@@ -36,7 +36,7 @@ def swatch(slot: int) -> Markup:
     picture = tag(
         "svg", line, chart.marker(slot, 11, 6, 4), width=22, height=12, viewBox="0 0 22 12", aria_hidden="true"
     )
-    return tag("span", picture, class_=f"swatch s{slot % chart.SLOTS}")
+    return tag("span", picture, class_=f"swatch s{chart.paint(slot)}")
 
 
 def legend(rows: list[dict[str, Any]], colours: dict[str, int]) -> Markup:
@@ -126,7 +126,7 @@ def results_table(results: dict[str, Any], colours: dict[str, int]) -> Markup:
         "",
         "nats per token; bits per byte",
         "nats; percent",
-        "share of the training tokens",
+        "training tokens for the same loss",
         "",
         "bytes per token; ratio",
         "tokens per second",
@@ -147,6 +147,8 @@ def _name_cell(r: dict[str, Any], colours: dict[str, int]) -> Markup:
     if r["state"] != "finished":
         steps = f" at step {r['step']:,} of {r['steps']:,}" if r["step"] and r["steps"] else ""
         note = tag("span", ("not finished" if r["step"] else "not run") + steps, class_="sub")
+    elif not r["scored"]:
+        note = tag("span", "trained, not scored", class_="sub")
     variant = (
         tag("span", f"variant {r['variant']}, seed {r['seed']}", class_="sub") if r["variant"] != r["name"] else None
     )
@@ -179,16 +181,15 @@ def _number_cells(r: dict[str, Any], baseline: str, low: float, high: float, bes
     elif saved["share"] is None:
         data = join(DASH, tag("span", saved["reason"], class_="sub"))
     else:
-        data = join(
-            percent(saved["share"], 0, sign=True), tag("span", f"crossing at {compact(saved['tokens'])}", class_="sub")
-        )
+        data = _data_cell(saved, r["train_tokens"], baseline)
     more = r["parameters_difference"]
     extra = None if is_base or more is None else "same" if more == 0 else f"{signed(more, 0)}"
+    tables = f"{number(r['token_tables'], 0)} in token tables" if r["token_tables"] else None
     cells = [
         ("Validation loss", join(loss, _sub(f"{number(validation['bits_per_byte'])} bpb" if validation else None))),
         (f"Against the {baseline}", against),
         ("Data saved", data),
-        ("Parameters", join(number(r["parameters"], 0), _sub(extra))),
+        ("Parameters", join(number(r["parameters"], 0), _sub(extra), _sub(tables))),
         (
             "KV bytes per token",
             join(number(r["kv_bytes_per_token"], 0), _sub(percent(r["kv_ratio"]) if finite(r["kv_ratio"]) else None)),
@@ -196,6 +197,20 @@ def _number_cells(r: dict[str, Any], baseline: str, low: float, high: float, bes
         ("Tokens per second", join(number(r["tokens_per_second"], 0))),
     ]
     return [tag("td", content, data_label=label) for label, content in cells]
+
+
+def _data_cell(saved: dict[str, Any], total: float, baseline: str) -> Markup:
+    """Data saved in words: a run that ends above the baseline never reaches its loss, so the roles change."""
+    at = compact(saved["tokens"])
+    if saved["share"] > 0:
+        return join(
+            f"{percent(saved['share'], 0)} saved",
+            _sub(f"has the {baseline}'s final loss after {at} of {compact(total)}"),
+        )
+    if saved["share"] == 0:
+        return join("none saved", _sub(f"the same final loss as the {baseline}"))
+    more = percent(more_tokens(saved, total), 0)
+    return join(f"needs {more} more", _sub(f"the {baseline} has this run's final loss after {at} of {compact(total)}"))
 
 
 def _sub(text: str | None) -> Markup | None:

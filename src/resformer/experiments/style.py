@@ -13,12 +13,14 @@ CSS = """
   color-scheme: light dark;
   --paper: #fbfaf8; --card: #ffffff; --ink: #1d2024; --soft: #5a616b; --hair: #e4e1db; --grid: #ecebe7; --accent: #0067a8;
   --better: 0, 114, 178; --worse: 213, 94, 0; --tint: .34;
+  --heat: 0, 84, 140; --heat-negative: 186, 76, 0; --on-full: #ffffff; --on-middle: var(--ink);
   --s0: #4b535d; --s1: #0072b2; --s2: #d55e00; --s3: #00875f; --s4: #b0528c; --s5: #8c6d00; --s6: #2d9fd8; --s7: #7a4fd0;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14161a; --card: #1b1e23; --ink: #e8e6e1; --soft: #a0a7b1; --hair: #31363e; --grid: #282c33; --accent: #6cb8ee;
     --better: 74, 168, 232; --worse: 255, 138, 76; --tint: .36;
+    --heat: 108, 184, 238; --heat-negative: 255, 138, 76; --on-full: #14161a; --on-middle: #14161a;
     --s0: #b6bec9; --s1: #4aa8e8; --s2: #ff8a4c; --s3: #36c997; --s4: #e293c3; --s5: #e3bd45; --s6: #8fd2f7; --s7: #b59af0;
   }
 }
@@ -109,6 +111,7 @@ figcaption { color: var(--soft); font-size: 13.5px; line-height: 1.45; margin-to
 .heat th { color: var(--soft); font-weight: 500; font-size: 12px; }
 .heat tbody th { text-align: left; padding-right: 6px; white-space: nowrap; }
 .heat td { height: 42px; min-width: 34px; border-radius: 5px; }
+.heat td.full { color: var(--on-full); } .heat td.middle { color: var(--on-middle); }
 .heat td.raw { color: var(--soft); background: repeating-linear-gradient(135deg, var(--grid) 0 3px, transparent 3px 7px); }
 .scale { display: flex; align-items: center; gap: 8px; color: var(--soft); font-size: 12.5px; margin: 14px 0 0; }
 .scale i { flex: 0 0 150px; height: 9px; border-radius: 5px; }
@@ -148,6 +151,7 @@ footer { color: var(--soft); font-size: 13px; margin-top: 48px; }
 }
 @media print {
   :root { --paper: #fff; --card: #fff; --ink: #000; --soft: #444; --hair: #ccc; --grid: #e8e8e8; --accent: #004f85; --better: 0, 114, 178; --worse: 213, 94, 0;
+    --heat: 0, 84, 140; --heat-negative: 186, 76, 0; --on-full: #ffffff; --on-middle: var(--ink);
     --s0: #4b535d; --s1: #0072b2; --s2: #d55e00; --s3: #00875f; --s4: #b0528c; --s5: #8c6d00; --s6: #2d9fd8; --s7: #7a4fd0; color-scheme: light; }
   @page { margin: 14mm; }
   body { font-size: 11.5px; -webkit-print-color-adjust: exact; print-color-adjust: exact; }

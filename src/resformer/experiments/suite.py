@@ -13,7 +13,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from resformer.data.guard import disk_errors
 from resformer.errors import UserError
 from resformer.experiments.jobs import Job, run_jobs, tail
-from resformer.experiments.progress import Display, Meter, time_left
-from resformer.experiments.runs import EVAL_FILE, SAMPLES_FILE, SUITE_FILE, Run, read_json, read_run, read_suite
+from resformer.experiments.progress import Display, Meter
+from resformer.experiments.runs import EVAL_FILE, SUITE_FILE, Run, read_json, read_run
 from resformer.experiments.settings import Overrides, Settings, override_paths, resolve
 from resformer.experiments.spec import Suite
 from resformer.train.files import write_atomic, write_json
@@ -39,6 +39,7 @@ def run_suite(
     jobs: int = 2,
     config_overrides: Overrides | None = None,
     load_recipe: Callable[[str], Any] | None = None,
+    imports: Sequence[Path] = (),
 ) -> int:
     """Train every run of `suite` into `out`, then write and print the report.
 
@@ -48,24 +49,52 @@ def run_suite(
         jobs: runs at the same time, each a process on one CPU thread.
         config_overrides: configuration keys that replace the recipe's in every run; such runs get ids of their own.
         load_recipe: recipe name -> configuration; the installed recipes when not given.
+        imports: files with variants of the user's own; the runs' processes run them too.
 
     Returns:
         0; 1 if a run failed; 130 or 143 if Ctrl-C or SIGTERM stopped it (runs in progress have written a checkpoint).
 
     Raises:
-        UserError: settings that make no sense, a corpus that cannot be read, or another process at work in `out`.
+        UserError: settings that make no sense, a corpus that cannot be read, something else or another process at work
+            in `out`.
+        RunError: the disk is full.
     """
     out, overrides, console = Path(out), config_overrides or {}, Console(highlight=False)
     if jobs < 1:
         raise UserError(f"jobs is {jobs}, expected 1 or more")
     settings = resolve(suite, out / "data", overrides, load_recipe=load_recipe)
+    _check_place(out)
+    with disk_errors(out):
+        return _run_in(suite, out, settings, overrides, jobs, imports, console)
+
+
+def _check_place(out: Path) -> None:
+    """UserError where something else is than a suite."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, expected a directory to write into; choose another")
+    if (out / SUITE_FILE).exists() and not isinstance(read_json(out / SUITE_FILE).get("runs"), list):
+        raise UserError(
+            f"{out / SUITE_FILE}: not written by `resformer suite run`, so it is not replaced; choose another --out or "
+            "remove the file"
+        )
+
+
+def _run_in(
+    suite: Suite,
+    out: Path,
+    settings: Sequence[Settings],
+    overrides: Overrides,
+    jobs: int,
+    imports: Sequence[Path],
+    console: Console,
+) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out) as lock:
         fingerprint = _prepare(suite, out)
-        described = _describe(suite, out, settings, overrides, fingerprint, jobs)
+        described = _describe(suite, out, settings, overrides, fingerprint, jobs, imports)
         for note in dict.fromkeys(note for one in settings for note in one.notes):
             console.print(Text(note), soft_wrap=True)
-        todo, meters = _plan(suite, out, described, console)
+        todo, meters = _plan(suite, out, described, console, imports)
         stopped = _run(todo, meters, jobs, lock, console)
     if stopped:
         console.print(Text(f"stopped; go on with the same command: {described['command']}"), soft_wrap=True)
@@ -84,7 +113,8 @@ def show_report(out: Path, console: Console | None = None) -> Path:
     from resformer.experiments.report import RESULTS_FILE, write_report
     from resformer.experiments.terminal import print_results
 
-    report = write_report(out)
+    with disk_errors(out):
+        report = write_report(out)
     print_results(read_json(Path(out) / RESULTS_FILE), report, console)
     return report
 
@@ -128,7 +158,13 @@ def _prepare(suite: Suite, out: Path) -> str:
 
 
 def _describe(
-    suite: Suite, out: Path, settings: Sequence[Settings], overrides: Overrides, fingerprint: str, jobs: int
+    suite: Suite,
+    out: Path,
+    settings: Sequence[Settings],
+    overrides: Overrides,
+    fingerprint: str,
+    jobs: int,
+    imports: Sequence[Path],
 ) -> dict[str, Any]:
     """Write suite.json and the runs' configuration files, and return what suite.json says."""
     from resformer.train.configure import to_toml
@@ -162,6 +198,7 @@ def _describe(
         "--jobs",
         str(jobs),
         *(["--set", *texts] if texts else []),
+        *_import_flags(imports),
     ]
     described = {
         "schema": 1,
@@ -179,24 +216,34 @@ def _describe(
     return described
 
 
-def _is_finished(run: Run) -> bool:
-    return run.trained and (run.path / EVAL_FILE).exists() and (run.path / SAMPLES_FILE).exists()
-
-
-def _plan(suite: Suite, out: Path, described: dict[str, Any], console: Console) -> tuple[list[Job], list[Meter]]:
+def _plan(
+    suite: Suite, out: Path, described: dict[str, Any], console: Console, imports: Sequence[Path]
+) -> tuple[list[Job], list[Meter]]:
     """What is left to do; says what is reused and what is resumed."""
     todo, meters = [], []
     for spec in described["runs"]:
         run = read_run(out, spec)
-        if _is_finished(run):
+        if run.complete:
             console.print(Text(f"{run.name}: already trained ({run.steps} steps), reused: {run.path}"), soft_wrap=True)
             continue
+        if run.trained and not run.scored:
+            console.print(Text(f"{run.name}: trained, scored again: {_score_fault(run)}"), soft_wrap=True)
         if run.step and not run.trained:
             console.print(Text(f"{run.name}: resumed, {run.step} of {spec['steps']} steps were done"), soft_wrap=True)
         commands = ([] if run.trained else [_train_command(suite, out, run)]) + [_finish_command(suite, out, run)]
+        commands = [[*command, *_import_flags(imports)] for command in commands]
         todo.append(Job(name=run.name, commands=commands, log=run.path / LOG_FILE))
         meters.append(Meter(path=run.path / "metrics.jsonl", steps=spec["steps"]))
     return todo, meters
+
+
+def _score_fault(run: Run) -> str:
+    file = run.path / EVAL_FILE
+    return f"{file} {'is damaged or of another step or corpus' if file.exists() else 'is missing'}"
+
+
+def _import_flags(imports: Sequence[Path]) -> list[str]:
+    return [word for path in imports for word in ("--import", str(path))]
 
 
 def _train_command(suite: Suite, out: Path, run: Run) -> list[str]:
@@ -235,69 +282,3 @@ def _run(todo: list[Job], meters: list[Meter], jobs: int, lock: int, console: Co
     display = Display(todo, meters, parallel=jobs, console=console)
     with display.shown():
         return run_jobs(todo, parallel=jobs, environment=environment, keep_open=[lock], watch=display.update)
-
-
-def suite_status(out: Path | str) -> list[dict[str, Any]]:
-    """Print how far each run of the suite in `out` is, and return the same as rows (name, id, state, step, steps, loss,
-    seconds_left).
-
-    Raises UserError when `out` holds no suite.
-    """
-    from rich import box
-    from rich.table import Table
-
-    from resformer.experiments.markup import duration, number
-
-    out = Path(out)
-    described, active = read_suite(out), is_locked(out)
-    rows, meters, states = [], [], []
-    for spec in described["runs"]:
-        run = read_run(out, spec)
-        meter = Meter(path=run.path / "metrics.jsonl", steps=run.steps or int(spec.get("steps") or 0))
-        meter.read()
-        state = _state(out, run, active)
-        left = (
-            (meter.steps - meter.step) * meter.seconds_per_step
-            if meter.seconds_per_step and state == "running"
-            else None
-        )
-        rows.append({"name": run.name, "id": run.id, "state": state, "step": run.step, "steps": meter.steps,
-                     "loss": meter.loss, "seconds_left": left})  # fmt: skip
-        meters.append(meter)
-        states.append("waiting" if state == "stopped" else state)
-    table = Table(
-        title=Text(f"suite {described.get('name')} in {out}"), title_justify="left", title_style="", box=box.SIMPLE_HEAD
-    )
-    for column in ("run", "state", "step", "training loss", "time left"):
-        table.add_column(column, justify="left" if column in ("run", "state") else "right")
-    for row in rows:
-        cells = (
-            row["name"],
-            row["state"],
-            f"{row['step']:,}/{row['steps']:,}",
-            number(row["loss"]),
-            duration(row["seconds_left"]),
-        )
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    console = Console(highlight=False)
-    console.print(table)
-    parallel = max(states.count("running"), 1)
-    left = time_left(meters, states, parallel)
-    if active and left:
-        console.print(f"about {duration(left)} left in all, {parallel} at a time")
-    elif not active and any(row["state"] != "finished" for row in rows):
-        console.print(Text(f"nothing is running; go on with: {described.get('command')}"), soft_wrap=True)
-    return rows
-
-
-def _state(out: Path, run: Run, active: bool) -> str:
-    """ "finished", "running", "stopped" or "waiting". A run counts as running while its log or metrics moved in the
-    last two minutes.
-    """
-    if _is_finished(run):
-        return "finished"
-    files = (run.path / "metrics.jsonl", run.path / LOG_FILE)
-    moved = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    if active and time.time() - moved < 120:
-        return "running"
-    return "stopped" if run.step else "waiting"

@@ -4,12 +4,16 @@ against live models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..core.plan import Plan, kv_ratio, planes, table
-from ..core.policy import Shape
+from torch import nn
+
+from ..core.plan import Plan, Row, planes, table, with_windows
+from ..core.policy import Policy, Shape
 from ..core.registry import Variant
+from .attention import own_heads
 from .configuration import ResFormerConfig
 
 
@@ -19,19 +23,25 @@ class Account:
 
     Attributes:
         parameters: all parameters; a tied head counts once.
-        parameters_by_group: the same by group: embedding, head, attention, mlp, norm, lambdas.
+        active_parameters: those that one token uses: without the experts that it does not choose.
+        parameters_by_group: all of them by group: embedding (with learned positions), head, attention, mlp (with
+            experts and routers), norm, lambdas (and gates), token tables if there are any.
         flops_per_token: floating-point operations of one forward pass per token at `sequence_length`, matrix products
             only (2 per multiply-add), attention scores counted over the whole sequence, without the causal half (the
-            convention of the PaLM paper). Training costs about three times as much.
-        kv_bytes_per_token: bytes that one token adds to the cache.
-        kv_ratio: the same relative to a model whose layers all store keys and values.
-        sequence_length: tokens, for `flops_per_token`.
+            convention of the PaLM paper), or over a whole window where that is shorter; of experts only the chosen
+            ones. Training costs about three times as much.
+        kv_bytes_per_token: bytes that one token adds to the cache for good: in slots that keep all tokens.
+        kv_bytes: bytes of the cache at `sequence_length` tokens, those of sliding slots included.
+        kv_ratio: the same relative to a model with the same windows whose layers all store keys and values.
+        sequence_length: tokens, for `flops_per_token`, `kv_bytes` and `kv_ratio`.
     """
 
     parameters: int
+    active_parameters: int
     parameters_by_group: dict[str, int]
     flops_per_token: int
     kv_bytes_per_token: int
+    kv_bytes: int
     kv_ratio: float
     sequence_length: int
 
@@ -48,50 +58,97 @@ def account(config: ResFormerConfig, *, sequence_length: int | None = None, dtyp
         sequence_length: tokens, for the attention part of the FLOPs; default `max_position_embeddings`.
         dtype_bytes: bytes of one cached number (4 = fp32, 2 = bf16).
     """
-    shape, variant = config.shape(), config.build_variant()
-    plan = variant.plan(shape)
+    shape, variant, plan = config.shape(), config.build_variant(), config.plan()
     length = config.max_position_embeddings if sequence_length is None else sequence_length
-    groups = _parameters(config, shape, variant, plan)
+    policies = [variant.policy(row, shape) for row in plan]
+    groups = _parameters(config, shape, variant, plan, policies)
     weights, _ = _attention_weights(config, shape, plan)
-    mlp_weights = shape.layers * 3 * shape.hidden_size * config.intermediate_size
+    gates = sum(policy.get_parameter(name).numel() for policy in policies if policy for name in policy.matmuls)
+    unchosen = config.num_experts - config.num_experts_per_tok if config.num_experts else 0
+    idle = unchosen * _expert_weights(config)
+    mlp_weights = _mlp_weights(config) - idle
     head_weights = config.vocab_size * shape.hidden_size
-    scores = shape.layers * 2 * shape.heads * shape.head_dim * length
+    seen = [min(length, row.window or length) * (1 + row.extends) for row in plan]
+    scores = sum(2 * shape.heads * shape.head_dim * tokens for tokens in seen)
+    baseline = with_windows(
+        tuple(Row(layer=row.layer) for row in plan), config.sliding_window, config.windowed_layers()
+    )
     return Account(
         parameters=sum(groups.values()),
+        active_parameters=sum(groups.values()) - shape.layers * idle,
         parameters_by_group=groups,
-        flops_per_token=2 * (weights + mlp_weights + head_weights + scores),
-        kv_bytes_per_token=sum(planes(plan)) * shape.kv_heads * shape.head_dim * dtype_bytes,
-        kv_ratio=kv_ratio(plan),
+        flops_per_token=2 * (weights + gates + shape.layers * mlp_weights + head_weights + scores),
+        kv_bytes_per_token=_kv_bytes([row for row in plan if row.slot_window is None], shape, 1, dtype_bytes),
+        kv_bytes=_kv_bytes(plan, shape, length, dtype_bytes),
+        kv_ratio=_kv_bytes(plan, shape, length, 1) / _kv_bytes(baseline, shape, length, 1),
         sequence_length=length,
     )
 
 
+def kv_bytes(config: ResFormerConfig, tokens: int, *, dtype_bytes: int = 4) -> int:
+    """Bytes of one sequence's cache after `tokens` tokens, while it decodes: a sliding slot holds a window at most.
+
+    Right after a prompt that is longer than the window a sliding slot still holds all of the prompt's memory.
+    """
+    return _kv_bytes(config.plan(), config.shape(), tokens, dtype_bytes)
+
+
+def _kv_bytes(rows: Sequence[Row], shape: Shape, tokens: int, dtype_bytes: int) -> int:
+    kept = sum(sum(planes((row,))) * min(tokens, row.slot_window or tokens) for row in rows)
+    return round(kept * shape.kv_heads * shape.head_dim * dtype_bytes)
+
+
 def plan_rows(config: ResFormerConfig) -> list[dict[str, object]]:
     """The plan of the model's variant as plain rows, layers from 1."""
-    return table(config.build_variant().plan(config.shape()))
+    return table(config.plan())
+
+
+def _expert_weights(config: ResFormerConfig) -> int:
+    """Weights of one gated feed-forward layer."""
+    return 3 * config.hidden_size * config.intermediate_size
+
+
+def _mlp_weights(config: ResFormerConfig) -> int:
+    """Weights of one block's feed-forward half."""
+    if config.num_experts:
+        return config.num_experts * (_expert_weights(config) + config.hidden_size)
+    return (3 if config.mlp == "gated" else 2) * config.hidden_size * config.intermediate_size
 
 
 def _attention_weights(config: ResFormerConfig, shape: Shape, plan: Plan) -> tuple[int, int]:
     """Weights and biases of all attention projections."""
-    hidden, width, kv_width = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = sum(2 * hidden * width + hidden * kv_width * (1 + row.owns_value) for row in plan)
-    biases = sum(width + hidden + kv_width * (1 + row.owns_value) for row in plan)
+    hidden, width = shape.hidden_size, shape.heads * shape.head_dim
+    weights = biases = 0
+    for row in plan:
+        kv_heads = row.owns_key * shape.kv_heads + row.owns_value * own_heads(row, shape)
+        out = row.owns_query * width + kv_heads * shape.head_dim
+        weights += hidden * (out + width)
+        biases += out + hidden
     return weights, biases if config.attention_bias else 0
 
 
-def _parameters(config: ResFormerConfig, shape: Shape, variant: Variant, plan: Plan) -> dict[str, int]:
+def _parameters(
+    config: ResFormerConfig, shape: Shape, variant: Variant, plan: Plan, policies: Sequence[Policy | None]
+) -> dict[str, int]:
     hidden, inner = shape.hidden_size, config.intermediate_size
     embedding = config.vocab_size * hidden
-    mlp = 3 * hidden * inner + (2 * inner + hidden if config.mlp_bias else 0)
-    policies = [variant.policy(row, shape) for row in plan]
-    modules = [*policies, variant.coefficients(plan, shape)]
-    return {
-        "embedding": embedding,
+    positions = config.max_position_embeddings * hidden if config.position_embedding == "learned" else 0
+    mlp_bias = (1 + (config.mlp == "gated")) * inner + hidden if config.mlp_bias else 0
+    norm = hidden * (2 if config.norm == "layernorm" else 1)
+    head_norms = sum(row.owns_query + row.owns_key for row in plan) * shape.head_dim if config.qk_norm else 0
+    depth = [variant.depth(row, shape) for row in plan]
+    groups = {
+        "embedding": embedding + positions,
         "head": 0 if config.tie_word_embeddings else embedding,
         "attention": sum(_attention_weights(config, shape, plan)),
-        "mlp": shape.layers * mlp,
-        "norm": (2 * shape.layers + 1) * hidden,
-        "lambdas": sum(
-            parameter.numel() for module in modules if module is not None for parameter in module.parameters()
-        ),
+        "mlp": shape.layers * (_mlp_weights(config) + mlp_bias),
+        "norm": (2 * shape.layers + 1) * norm + head_norms,
+        "lambdas": _count(*policies, *depth, variant.coefficients(plan, shape)),
     }
+    tables = _count(variant.tables(plan, shape))
+    return {**groups, "tables": tables} if tables else groups
+
+
+def _count(*modules: nn.Module | None) -> int:
+    """Entries of all parameters of the modules."""
+    return sum(parameter.numel() for module in modules if module is not None for parameter in module.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from transformers import __version__ as transformers_version
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_utils import PreTrainedModel
 
 # transformers 5.24 renamed the cache argument everywhere: forward(), generate(), masks and output classes.
@@ -18,4 +18,10 @@ def enable_checkpointing(model: PreTrainedModel, *, use_reentrant: bool = False)
     enable({"use_reentrant": use_reentrant})
 
 
-__all__ = ["CACHE", "create_causal_mask", "enable_checkpointing", "transformers_version"]
+__all__ = [
+    "CACHE",
+    "create_causal_mask",
+    "create_sliding_window_causal_mask",
+    "enable_checkpointing",
+    "transformers_version",
+]

@@ -7,12 +7,21 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+from ..core.plan import Plan, with_windows
 from ..core.policy import Shape
 from ..core.registry import Variant, build
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
+from .forms import CHOICES, form_problems, windowed_layers
 
 REMOTE_CODE_FILE = "modeling_resformer"
-ATTENTION_TYPE = "full_attention"
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 
 
 @strict
@@ -20,16 +29,30 @@ class ResFormerConfig(LlamaConfig):
     """Config of the host model.
 
     Sizes carry Llama's names (`hidden_size`, `num_hidden_layers`, `num_key_value_heads`, ...); the default values are
-    those of the paper's 82M model.
+    those of the paper's 82M model. With the defaults of what follows `variant_formula` the host is Llama's block;
+    `forms.GPT2_FORM` has the fields of GPT-2's.
 
     Args:
         variant: name of a registered variant, see `resformer.core.registry.names()`.
         variant_options: its options; what is missing takes the variant's default.
         variant_formula: written into config.json for readers: the equation with this model's layers and initial values.
             Ignored on load.
+        first_block_residual: block 1 adds its input to what attention returns; without it H_1 = f_1(H_0), the paper's
+            control for "why V_1 and not V_2" (see `DecoderLayer`).
+        qk_norm: RMSNorm over the head dimension of queries and keys, before positions, as in Qwen3.
+        position_embedding: "rope", or "learned": a trained vector for each of `max_position_embeddings` positions.
+        norm: "rmsnorm" (with `rms_norm_eps`) or "layernorm" (with a bias and `layer_norm_eps`).
+        layer_norm_eps: added to the variance in LayerNorm.
+        mlp: "gated", down(act(gate(x)) * up(x)), or "plain", down(act(up(x))); `hidden_act` is the activation.
+        sliding_window: tokens that a query of a sliding layer sees, itself included; None for no windows.
+        sliding_layers: "all", "none", or a list of layer numbers from 1; without `sliding_window` none slides.
+            `layer_types` follows from these and from the plan: what each layer's cache slot keeps.
+        num_experts: feed-forward layers to choose from in every block, 0 for one that all tokens take.
+        num_experts_per_tok: how many of them each token takes.
+        router_aux_loss_coef: weight of the load-balancing loss in the training loss.
 
     Raises:
-        UserError: unknown variant or option, sizes that do not divide.
+        UserError: unknown variant or option, sizes that do not divide, forms that do not go together.
     """
 
     model_type = "resformer"
@@ -45,14 +68,29 @@ class ResFormerConfig(LlamaConfig):
     variant: str = "learnable"
     variant_options: dict[str, Any] | None = None
     variant_formula: str | None = None
+    first_block_residual: bool = True
+    qk_norm: bool = False
+    position_embedding: str = "rope"
+    norm: str = "rmsnorm"
+    layer_norm_eps: float = 1e-5
+    mlp: str = "gated"
+    sliding_window: int | None = None
+    sliding_layers: str | list[int] | tuple[int, ...] = "all"
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
+    router_aux_loss_coef: float = 0.01
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.variant_options = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in (self.variant_options or {}).items()
         }
+        if isinstance(self.sliding_layers, tuple):
+            self.sliding_layers = list(self.sliding_layers)
         self._check_sizes()
+        given_types = kwargs.pop("layer_types", None)
         super().__post_init__(**kwargs)
+        self._derive_layer_types(given_types)
         self.variant_formula = self.build_variant().formula(self.shape())
         # `trust_remote_code` users without the package are told to install it; see
         # `ResFormerPreTrainedModel.save_pretrained`.
@@ -67,33 +105,46 @@ class ResFormerConfig(LlamaConfig):
 
     def _check_sizes(self) -> None:
         problems = [
-            f"{name} is {getattr(self, name)}; expected at least 1"
-            for name in (
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "max_position_embeddings",
-            )
-            if getattr(self, name) < 1
+            f"{name} is {getattr(self, name)}; expected at least 1" for name in SIZES if getattr(self, name) < 1
         ]
-        if not problems:
-            heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-            if self.head_dim is None and self.hidden_size % heads:
-                problems.append(
-                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}; "
-                    "change one, or set head_dim"
-                )
-            head_dim = self.head_dim if self.head_dim is not None else self.hidden_size // heads
-            if head_dim < 2 or head_dim % 2:
-                problems.append(f"head_dim is {head_dim}; rotary positions need an even number of at least 2")
-            if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
-                problems.append(
-                    f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; change one"
-                )
+        for name, valid in CHOICES.items():
+            got = getattr(self, name)
+            if got not in valid:
+                problems.append(f"{name} is {got!r}{did_you_mean(got, valid)} (expected {' or '.join(valid)})")
+        problems = problems or [*self._head_problems(), *form_problems(self)]
         if problems:
             raise UserError("; ".join(problems))
+
+    def _head_problems(self) -> list[str]:
+        problems = []
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            problems.append(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}; "
+                "change one, or set head_dim"
+            )
+        head_dim = self.head_dim if self.head_dim is not None else self.hidden_size // heads
+        if self.position_embedding == "rope" and (head_dim < 2 or head_dim % 2):
+            problems.append(f"head_dim is {head_dim}; rotary positions need an even number of at least 2")
+        if head_dim < 1:
+            problems.append(f"head_dim is {head_dim}; expected at least 1")
+        if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+            problems.append(
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; change one"
+            )
+        return problems
+
+    def _derive_layer_types(self, given: list[str] | None) -> None:
+        """Say what each layer's cache slot keeps, in transformers' words: a slot that a layer without a window reads is
+        a full one although its own layer slides.
+        """
+        if self.sliding_window is not None:  # without layer_types transformers would let every slot slide
+            self.layer_types = ["sliding_attention" if row.slot_window else "full_attention" for row in self.plan()]
+        elif given is not None and "sliding_attention" in given:
+            raise UserError(
+                "layer_types names sliding layers, but it follows from other fields; set sliding_window (tokens) and "
+                "sliding_layers ('all' or a list of layer numbers from 1)"
+            )
 
     def validate_architecture(self) -> None:
         """Do nothing: `__post_init__` checks sizes, with messages of ours; head_dim need not be hidden_size / heads."""
@@ -115,7 +166,12 @@ class ResFormerConfig(LlamaConfig):
             heads=self.num_attention_heads,
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            vocab_size=self.vocab_size,
         )
+
+    def windowed_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with sliding-window attention."""
+        return windowed_layers(self.sliding_window, self.sliding_layers, self.num_hidden_layers)
 
     def build_variant(self) -> Variant:
         """The variant with its options, checked against the sizes.
@@ -124,3 +180,15 @@ class ResFormerConfig(LlamaConfig):
             UserError: unknown variant or option, or options that make no sense for these sizes.
         """
         return build(self.variant, self.variant_options, self.shape())
+
+    def plan(self) -> Plan:
+        """The variant's plan for this model, with the windows of its layers and cache slots.
+
+        Raises:
+            UserError: as `build_variant`, or windows that the variant cannot have.
+        """
+        plan = self.build_variant().plan(self.shape())
+        try:
+            return with_windows(plan, self.sliding_window, self.windowed_layers())
+        except ValueError as error:
+            raise UserError(f"variant {self.variant!r} with sliding_layers {self.sliding_layers!r}: {error}") from None

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from ..core.policy import COEFFICIENTS_NAME, POLICY_NAME
+from ..core.policy import LAMBDA_NAMES
 
 
 def group_of(name: str, parameter: nn.Parameter) -> str:
-    """ "lambdas" (anything below a policy or shared coefficients), "matrices" (two or more dims) or "vectors" (norms,
-    biases).
+    """ "lambdas" (anything below a policy, shared coefficients or depth averages), "matrices" (two or more dims) or
+    "vectors" (norms, biases).
     """
-    if {POLICY_NAME, COEFFICIENTS_NAME} & set(name.split(".")):
+    if set(LAMBDA_NAMES) & set(name.split(".")):
         return "lambdas"
     return "matrices" if parameter.dim() >= 2 else "vectors"
 

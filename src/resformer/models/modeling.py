@@ -5,83 +5,47 @@ Shapes: B batch, T new tokens, C hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MoeCausalLMOutputWithPast,
+    MoeModelOutputWithPast,
+)
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..core.carry import Carry
-from ..core.policy import COEFFICIENTS_NAME, POLICY_NAME, Coefficients, Policy
-from .cache import lay_out
-from .compat import CACHE, create_causal_mask
-from .configuration import REMOTE_CODE_FILE, ResFormerConfig
-from .layers import Attention, DecoderLayer, RotaryEmbedding
-from .norm import RMSNorm
-
-REMOTE_CODE = """\
-# This model's code is the installed package: pip install resformer
-# Loading with trust_remote_code=True imports it from here; after `import resformer` no remote code is needed.
-from resformer import ResFormerConfig, ResFormerForCausalLM, ResFormerModel  # noqa: F401
-"""
+from ..errors import UserError
+from .cache import lay_out, prepare
+from .compat import CACHE
+from .configuration import ResFormerConfig
+from .layers import DecoderLayer
+from .masks import attention_masks, spans, views
+from .mlp import load_balancing_loss
+from .norm import make_norm
+from .positions import LearnedPositions, RotaryEmbedding, consecutive, unpadded
+from .pretrained import ResFormerPreTrainedModel
 
 
-class ResFormerPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialisation that the model classes share."""
+@dataclass
+class RoutedModelOutput(MoeModelOutputWithPast):
+    """Output of a model with experts: `router_logits` `[B, T, E]` of each layer, and `aux_loss`, the load-balancing
+    loss of this call, before its coefficient.
+    """
 
-    config_class = ResFormerConfig
-    config: ResFormerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = [CACHE]  # noqa: RUF012
-    _supports_flash_attn = True
-    _supports_sdpa = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}  # noqa: RUF012
-    # A bf16 weight of 0.5 has 8 bits: lambdas, gates and logits stay fp32 whatever dtype the model is loaded in.
-    _keep_in_fp32_modules_strict = {POLICY_NAME, COEFFICIENTS_NAME}  # noqa: RUF012
+    aux_loss: Tensor | None = None
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, RMSNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, RotaryEmbedding):
-            inv_freq, _ = module.rope_init_fn(self.config)
-            for buffer in module.buffers():
-                init.copy_(buffer, inv_freq)
-        elif isinstance(module, Policy | Coefficients):
-            for name, value in module.initial_values().items():
-                init.copy_(module.get_parameter(name), value)
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
-        """Do nothing: exports carry a file that imports the installed package, never a copy of this one."""
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, plus the three-line remote-code file named by the config's `auto_map`."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            Path(save_directory, f"{REMOTE_CODE_FILE}.py").write_text(REMOTE_CODE, encoding="utf-8")
+def is_padding_mask(attention_mask: Any) -> TypeGuard[Tensor]:
+    """A mask `[B, S]` of tokens, not a ready one for attention."""
+    return isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
 
 
 class ResFormerModel(ResFormerPreTrainedModel):
@@ -90,13 +54,19 @@ class ResFormerModel(ResFormerPreTrainedModel):
     def __init__(self, config: ResFormerConfig) -> None:
         super().__init__(config)
         variant, shape = config.build_variant(), config.shape()
-        self.plan = variant.plan(shape)
+        self.plan = config.plan()
+        self.views = views(self.plan)
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers = nn.ModuleList(DecoderLayer(config, row, variant.policy(row, shape)) for row in self.plan)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config)
+        self.norm = make_norm(config)
+        learned = config.position_embedding == "learned"
+        self.embed_positions = LearnedPositions(config) if learned else None
+        self.rotary_emb = None if learned else RotaryEmbedding(config)
         self.value_coefficients = variant.coefficients(self.plan, shape)
+        self.value_tables = variant.tables(self.plan, shape)
+        averages = {str(row.layer - 1): variant.depth(row, shape) for row in self.plan}
+        self.depth_average = nn.ModuleDict({index: module for index, module in averages.items() if module is not None})
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -104,24 +74,57 @@ class ResFormerModel(ResFormerPreTrainedModel):
         """Per layer the tensors that parameters outside the blocks send to it."""
         return self.value_coefficients() if self.value_coefficients is not None else ((),) * len(self.plan)
 
+    def table_values(self, input_ids: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Per layer what a token table says for the tokens `[B, T]`."""
+        if self.value_tables is None:
+            return ()
+        if input_ids is None:
+            raise UserError(
+                f"variant {self.config.variant!r} reads token tables and needs input_ids; it got only inputs_embeds"
+            )
+        return self.value_tables(input_ids)
+
+    def masks(
+        self, hidden: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None
+    ) -> dict[str, Any]:
+        """The layers' masks by name (`View.mask`), unless `generate` has made them already."""
+        if isinstance(attention_mask, dict):
+            return attention_mask
+        extends = any(row.extends for row in self.plan)
+        return attention_masks(
+            self.config, self.views, hidden, attention_mask, position_ids, cache, materialise=extends
+        )
+
+    def positions(
+        self, hidden: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """Positions `[B, T]` of the new tokens.
+
+        Learned ones are counted without the padding, which rotary ones do not need: only distances matter to them.
+        """
+        past, new = cache.get_seq_length() if cache is not None else 0, hidden.shape[1]
+        if position_ids is None and is_padding_mask(attention_mask) and self.embed_positions is not None:
+            position_ids = unpadded(attention_mask, new)
+        return consecutive(new, past, hidden.device) if position_ids is None else position_ids
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Any] | None = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPast | RoutedModelOutput:
         """Hidden states `[B, T, C]` of the last layer after the final norm.
 
         Args:
             input_ids: `[B, T]`; or give `inputs_embeds` `[B, T, C]`.
-            attention_mask: `[B, S]`, 1 for tokens and 0 for padding, or a ready 4-D mask.
+            attention_mask: `[B, S]`, 1 for tokens and 0 for padding, a ready 4-D mask, or ready masks by name.
             position_ids: `[B, T]`; positions that restart mark packed documents (when neither mask nor cache is given).
             cache, past_key_values: the same thing under the names of transformers >= 5.24 and before.
             use_cache: return a cache; ignored while gradient checkpointing is on, since the backward pass would fill it
@@ -135,37 +138,46 @@ class ResFormerModel(ResFormerPreTrainedModel):
             cache, use_cache = None, False
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
+        prepare(cache, self.plan, self.config.shape())
 
-        # Positions that nobody gave are consecutive. The mask then needs no check for packed documents, and a compiled
+        # Positions that nobody gave are consecutive. The masks then need no check for packed documents, and a compiled
         # training step runs attention without a materialised mask.
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            **{CACHE: cache},
-        )
-        if position_ids is None:
-            past = cache.get_seq_length() if cache is not None else 0
-            position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + past).unsqueeze(0)
+        masks = self.masks(hidden, attention_mask, position_ids, cache)
+        position_ids = self.positions(hidden, attention_mask, position_ids, cache)
+        if self.embed_positions is not None:
+            hidden = hidden + self.embed_positions(position_ids)
+        position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
 
-        position_embeddings = self.rotary_emb(hidden, position_ids)
         coefficients = self.layer_coefficients()
-        carry = Carry(self.plan)
-        for row, layer in zip(self.plan, self.layers, strict=True):
+        carry = Carry(self.plan, tables=self.table_values(input_ids))
+        carry.keep_hidden(0, hidden)
+        router_logits: list[Tensor] = []
+        span_of_layer = spans(self.views, cache, hidden.shape[1])
+        for row, layer, view, span in zip(self.plan, self.layers, self.views, span_of_layer, strict=True):
             hidden, *sent = layer(
                 hidden,
                 *carry.received(row.layer),
                 *coefficients[row.layer - 1],
-                attention_mask=mask,
+                attention_mask=masks[view.mask],
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
                 cache=cache,
+                span=span,
                 **kwargs,
             )
+            if self.config.num_experts:
+                router_logits.append(sent.pop())
             carry.keep(row.layer, sent)
+            carry.keep_hidden(row.layer, hidden)
+            average = str(row.layer - 1)
+            if average in self.depth_average:
+                hidden = self.depth_average[average](hidden, carry.averaged(row.layer))
         outputs: dict[str, Any] = {"last_hidden_state": self.norm(hidden), CACHE: cache}
-        return BaseModelOutputWithPast(**outputs)
+        if not router_logits:
+            return BaseModelOutputWithPast(**outputs)
+        counted = attention_mask[:, -hidden.shape[1] :] if is_padding_mask(attention_mask) else None
+        outputs["aux_loss"] = load_balancing_loss(router_logits, self.config.num_experts_per_tok, counted)
+        return RoutedModelOutput(**outputs, router_logits=tuple(router_logits))  # type: ignore[arg-type]
 
 
 class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
@@ -193,10 +205,14 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         past_key_values: Cache | None = None,
+        output_router_logits: bool = False,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         """Logits `[B, T, V]`, and the mean loss in nats per token when `labels` `[B, T]` (-100 = ignore; shifted
         inside) are given.
+
+        A model with experts returns `aux_loss` as well, the load-balancing loss of this call; the loss contains
+        `router_aux_loss_coef` times it, as in Mixtral. `output_router_logits` adds each layer's `[B, T, E]`.
 
         A call with gradients in training mode returns no cache unless asked for by `use_cache=True`: nobody reads it
         there, and it would switch off the detection of packed documents.
@@ -217,22 +233,28 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            **{CACHE: getattr(outputs, CACHE)},
-        )
+        result = {
+            "loss": loss,
+            "logits": logits,
+            "hidden_states": outputs.hidden_states,
+            "attentions": outputs.attentions,
+            CACHE: getattr(outputs, CACHE),
+        }
+        if not self.config.num_experts:
+            return CausalLMOutputWithPast(**result)
+        if loss is not None:
+            result["loss"] = loss + self.config.router_aux_loss_coef * outputs.aux_loss
+        kept_logits = outputs.router_logits if output_router_logits else None
+        return MoeCausalLMOutputWithPast(**result, aux_loss=outputs.aux_loss, router_logits=kept_logits)
 
     def _prepare_static_cache(  # type: ignore[override]
         self, *, batch_size: int, prefill_chunk_size: int | None = None, **kwargs: Any
     ) -> Cache:
         """transformers' static cache for `generate`, laid out by the plan; allocated ahead of time only after that."""
         cache = super()._prepare_static_cache(batch_size=batch_size, prefill_chunk_size=None, **kwargs)  # type: ignore[misc]
-        lay_out(cache, self.model.plan)
+        shape = self.config.shape()
+        lay_out(cache, self.model.plan, shape)
         if prefill_chunk_size is not None:
-            shape = self.config.shape()
             cache.early_initialization(batch_size, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device)
         return cache
 
@@ -247,8 +269,7 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
         for row, layer, coefficients in zip(
             self.model.plan, self.model.layers, self.model.layer_coefficients(), strict=True
         ):
-            policy = layer.self_attn.value_residual
-            weights = policy.coefficient_map(coefficients) if policy is not None else {}
+            weights = layer.self_attn.value_residual.coefficient_map(coefficients)
             if weights:
                 table["layers"].append(row.layer)
                 table["first"].append(weights["first"])

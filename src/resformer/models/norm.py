@@ -1,4 +1,4 @@
-"""RMSNorm with a backward pass of its own.
+"""Norms; RMSNorm has a backward pass of its own.
 
 Shapes: x `[..., C]`, weight `[C]`.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.mixing import upcast
+from .configuration import ResFormerConfig
 
 
 class _RMSNormFunction(torch.autograd.Function):
@@ -62,3 +63,10 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+def make_norm(config: ResFormerConfig) -> nn.Module:
+    """The norm over hidden states that the config asks for; `nn.LayerNorm` has a bias."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    return RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

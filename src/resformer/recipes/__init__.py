@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from resformer.errors import UserError, did_you_mean
@@ -21,6 +22,11 @@ def names() -> list[str]:
     return list(_RECIPES)
 
 
+def unknown(name: str, known: Sequence[str]) -> UserError:
+    """What to raise for a name that is none of `known`."""
+    return UserError(f"unknown recipe {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
+
+
 def recipe(name: str) -> Config:
     """The configuration of a recipe.
 
@@ -28,6 +34,6 @@ def recipe(name: str) -> Config:
         UserError: for an unknown name, with the nearest valid one.
     """
     if name not in _RECIPES:
-        raise UserError(f"unknown recipe {name!r}{did_you_mean(name, _RECIPES)} (known: {', '.join(_RECIPES)})")
+        raise unknown(name, names())
     module = importlib.import_module(f"{__name__}.{_RECIPES[name]}")
     return getattr(module, name)()

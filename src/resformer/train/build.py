@@ -41,6 +41,18 @@ def model_config(
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=m.rms_norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": m.rope_theta},
+        first_block_residual=m.first_block_residual,
+        qk_norm=m.qk_norm,
+        position_embedding=m.position_embedding,
+        norm=m.norm,
+        layer_norm_eps=m.layer_norm_eps,
+        mlp=m.mlp,
+        hidden_act=m.hidden_act,
+        sliding_window=m.sliding_window,
+        sliding_layers=m.sliding_layers if isinstance(m.sliding_layers, str) else list(m.sliding_layers),
+        num_experts=m.num_experts,
+        num_experts_per_tok=m.num_experts_per_tok,
+        router_aux_loss_coef=m.router_aux_loss_coef,
         attention_bias=m.attention_bias,
         mlp_bias=m.mlp_bias,
         tie_word_embeddings=m.tie_word_embeddings,
@@ -62,9 +74,20 @@ def build_model(config: Config, described: ResFormerConfig, device: torch.device
     if config.train.checkpointing:
         enable_checkpointing(model)
     if config.train.compile:
-        for layer in model.model.layers:
-            layer.compile()  # in place: names in checkpoints stay as they are
+        compile_blocks(model)
     return model
+
+
+def compile_blocks(model: ResFormerForCausalLM) -> None:
+    """Compile every block in place, so that names in checkpoints stay as they are; equal rows share a graph.
+
+    Dynamo gives up on a code object after a few kinds of it and then runs eagerly without a word: plans whose layers
+    all differ (dense) need as many as they have layers, each once more for the first step's and later tensors.
+    """
+    kinds, dynamo = 2 * len(set(model.model.plan)), torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, kinds)
+    for layer in model.model.layers:
+        layer.compile()
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:

@@ -90,10 +90,8 @@ def save(
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
-        kept = latest_step(checkpoints)
-        before = f"the checkpoint of step {kept} is intact" if kept is not None else "there is no earlier one"
         raise RunFailure(
-            f"step {state.step}: the checkpoint {target} could not be written: {reason}; {before}"
+            f"step {state.step}: the checkpoint {target} could not be written: {reason}; {kept(checkpoints)}"
         ) from error
     return target
 
@@ -153,10 +151,19 @@ def latest_step(checkpoints: Path) -> int | None:
     return next(reversed(steps(checkpoints)), None)
 
 
+def kept(checkpoints: Path) -> str:
+    """What a run that breaks leaves, in words."""
+    step = latest_step(checkpoints)
+    return f"the checkpoint of step {step} is intact" if step is not None else "there is no checkpoint yet"
+
+
 def clean(checkpoints: Path) -> None:
     """Remove what an interrupted save left behind. Only for the process that holds the run."""
     for path in checkpoints.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if re.fullmatch(
+            rf"{re.escape(TEMPORARY)}(old-)?[a-z0-9_]{{8}}", path.name
+        ):  # as the tempfile module names them
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from resformer.errors import UserError
@@ -73,7 +73,7 @@ def _heads(config: Config) -> str | None:
             "change one, or set model.head_dim"
         )
     head_dim = m.head_dim or m.hidden_size // m.num_attention_heads
-    if head_dim % 2:
+    if head_dim % 2 and m.position_embedding == "rope":
         return f"model.head_dim is {head_dim}; rotary positions need an even number"
     return None
 
@@ -114,17 +114,43 @@ def _processes(config: Config) -> str | None:
     )
 
 
+@_rule(
+    "model.num_hidden_layers",
+    "model.sliding_window",
+    "model.sliding_layers",
+    "model.num_experts",
+    "model.num_experts_per_tok",
+    "model.mlp",
+    "model.mlp_bias",
+    "model.hidden_act",
+)
+def _form(config: Config) -> str | None:
+    from resformer.models.forms import form_problems
+
+    return "; ".join(f"model.{problem}" for problem in form_problems(config.model)) or None
+
+
 @_rule("model.variant")
 def _variant(config: Config) -> str | None:
     from resformer.core.registry import get
 
-    return _complaint(lambda: get(config.model.variant))
+    return _complaint("model.variant", lambda: get(config.model.variant))
 
 
-@_rule("model.variant", "model.variant_options", "model.hidden_size", "model.num_attention_heads", "model.head_dim")
+@_rule(
+    "model.variant",
+    "model.variant_options",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.head_dim",
+    "model.sliding_window",
+    "model.sliding_layers",
+)
 def _variant_options(config: Config) -> str | None:
+    from resformer.core.plan import Plan, with_windows
     from resformer.core.policy import Shape
     from resformer.core.registry import build
+    from resformer.models.forms import windowed_layers
 
     m = config.model
     shape = Shape(
@@ -134,12 +160,24 @@ def _variant_options(config: Config) -> str | None:
         kv_heads=m.num_key_value_heads or m.num_attention_heads,
         head_dim=m.head_dim or m.hidden_size // m.num_attention_heads,
     )
-    return _complaint(lambda: build(m.variant, m.variant_options, shape))
+    windowed = windowed_layers(m.sliding_window, m.sliding_layers, m.num_hidden_layers)
+
+    def plan(options: Mapping[str, Any]) -> Plan:
+        return build(m.variant, options, shape).plan(shape)
+
+    def alone(option: str) -> str | None:
+        return _complaint(f"model.variant_options.{option}", lambda: plan({option: m.variant_options[option]}))
+
+    path = "model.variant_options" if m.variant_options else "model.variant"
+    whole = _complaint(path, lambda: plan(m.variant_options))
+    if whole:  # an option that is wrong by itself is named; others are wrong together
+        return "; ".join(filter(None, map(alone, m.variant_options))) or whole
+    return _complaint("model.variant", lambda: with_windows(plan(m.variant_options), m.sliding_window, windowed))
 
 
-def _complaint(look: Callable[[], Any]) -> str | None:
+def _complaint(path: str, look: Callable[[], Any]) -> str | None:
     try:
         look()
-    except UserError as error:
-        return f"model.variant: {error}"
+    except ValueError as error:
+        return f"{path}: {error}"
     return None

@@ -21,8 +21,15 @@ from pydantic.dataclasses import dataclass
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
+# Upper bounds are far over what anybody trains: they refuse a slip of the finger before it eats the machine's memory.
+Count = Annotated[int, Field(ge=1, le=10**15)]
+Whole = Annotated[int, Field(ge=0, le=10**15)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
+Small = Annotated[int, Field(ge=1, le=2**16)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,26 +44,50 @@ class ModelConfig:
     """Name of a registered variant."""
     variant_options: dict[str, Any] = Field(default_factory=dict)
     """The variant's options; what is missing takes the variant's default."""
-    vocab_size: Count | None = None
+    vocab_size: Length | None = None
     """Rows of embedding and head; none = the vocabulary of the data, more = padded."""
-    hidden_size: Count = 512
+    hidden_size: Width = 512
     """Width of the residual stream, channels."""
-    intermediate_size: Count = 1792
+    intermediate_size: Annotated[int, Field(ge=1, le=2**24)] = 1792
     """Width of the feed-forward layers, channels."""
-    num_hidden_layers: Count = 8
+    num_hidden_layers: Layers = 8
     """Blocks."""
-    num_attention_heads: Count = 8
+    num_attention_heads: Small = 8
     """Query heads."""
-    num_key_value_heads: Count | None = None
+    num_key_value_heads: Small | None = None
     """Key/value heads; none = as many as query heads."""
-    head_dim: Count | None = None
+    head_dim: Small | None = None
     """Channels per head; none = hidden_size / num_attention_heads."""
-    max_position_embeddings: Count | None = None
+    max_position_embeddings: Length | None = None
     """Longest sequence, tokens; none = data.sequence_length."""
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in RMSNorm."""
     rope_theta: Positive = 10000.0
     """Base of the rotary frequencies."""
+    first_block_residual: bool = True
+    """Block 1 adds its input to what attention returns; false is the control for "why V_1 and not V_2"."""
+    qk_norm: bool = False
+    """RMSNorm over the head dimension of queries and keys, before positions, as in Qwen3."""
+    position_embedding: Literal["rope", "learned"] = "rope"
+    """Rotary positions, or a trained vector for each of max_position_embeddings positions."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Norm of hidden states; LayerNorm has a bias."""
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance in LayerNorm."""
+    mlp: Literal["gated", "plain"] = "gated"
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) as in GPT-2."""
+    hidden_act: str = "silu"
+    """Activation of the feed-forward layers, by its name in transformers."""
+    sliding_window: Annotated[int, Field(ge=2, lt=2**31)] | None = None
+    """Tokens that a query of a sliding layer sees, itself included; none = no windows."""
+    sliding_layers: Literal["all", "none"] | list[int] = "all"
+    """Which layers slide, where sliding_window is set: all, none or a list of numbers from 1."""
+    num_experts: Annotated[int, Field(ge=0, le=2**16)] = 0
+    """Feed-forward layers to choose from in every block; 0 = one that all tokens take."""
+    num_experts_per_tok: Small = 2
+    """Experts that each token takes."""
+    router_aux_loss_coef: NotNegative = 0.01
+    """Weight of the load-balancing loss of experts; its gradient is added, the loss in metrics.jsonl is without it."""
     attention_bias: bool = False
     """Biases in the attention projections."""
     mlp_bias: bool = False
@@ -73,9 +104,9 @@ class ModelConfig:
 class DataConfig:
     """What is read."""
 
-    dir: str | None = None
+    dir: Text | None = None
     """Directory that `resformer data prepare` wrote."""
-    sequence_length: Count = 2048
+    sequence_length: Length = 2048
     """Tokens per sequence."""
     weights: dict[str, NotNegative] | None = None
     """Mixture weights by domain, any scale; none = the corpus's own."""
@@ -89,11 +120,11 @@ class TrainConfig:
 
     steps: Count = 10_000
     """Optimizer steps."""
-    batch_size: Count = 1024
+    batch_size: Length = 1024
     """Sequences per optimizer step (the global batch)."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: Length | None = None
     """Sequences per forward pass, a divisor of batch_size; none = batch_size."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of the initial weights and of the order of the data."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """auto (cuda, else mps, else cpu), cpu, mps, cuda or cuda:N."""
@@ -111,7 +142,7 @@ class TrainConfig:
     """Optimizer steps between checkpoints; the last step always leaves one."""
     keep_last: Count = 2
     """Checkpoints kept."""
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one process; none = PyTorch's choice."""
 
 
@@ -145,9 +176,9 @@ class OptimConfig:
 class ParallelConfig:
     """Processes; this version trains in one."""
 
-    shard: Count = 1
+    shard: Small = 1
     """Processes that share one copy of the weights."""
-    replicate: Count = 1
+    replicate: Small = 1
     """Copies of the weights."""
 
 

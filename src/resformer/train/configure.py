@@ -80,6 +80,19 @@ _SYNONYMS = {
     "ffn_size": "model.intermediate_size",
     "options": "model.variant_options",
     "attn_implementation": "model.attention",
+    "use_qk_norm": "model.qk_norm",
+    "qk_layernorm": "model.qk_norm",
+    "window": "model.sliding_window",
+    "window_size": "model.sliding_window",
+    "n_experts": "model.num_experts",
+    "num_local_experts": "model.num_experts",
+    "top_k": "model.num_experts_per_tok",
+    "layer_types": "model.sliding_layers",
+    "activation": "model.hidden_act",
+    "activation_function": "model.hidden_act",
+    "norm_type": "model.norm",
+    "position_embedding_type": "model.position_embedding",
+    "bias": "model.attention_bias",
 }
 
 
@@ -102,6 +115,7 @@ def configure(
     file: Path | str | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    typed: Mapping[str, str] | None = None,
 ) -> Config:
     """Return `base` with the keys of a TOML file, of `section.key=value` texts and of flags put over it, in this order.
 
@@ -110,6 +124,7 @@ def configure(
         file: TOML with one table per section; a run's config.toml is one.
         overrides: as on the command line, `"optim.lr=1e-3"`; a table's entry is `"model.variant_options.first=2"`.
         flags: path -> value with Python types; None means "not given".
+        typed: path -> how the user wrote a flag (`--steps`), for messages.
 
     Raises:
         UserError: one message with a line per problem: unknown keys (with the nearest valid one), wrong types, values
@@ -117,7 +132,7 @@ def configure(
     """
     problems: list[str] = []
     from_file = list(_from_file(Path(file), problems)) if file is not None else []
-    from_command = [*_from_texts(overrides, problems), *_from_flags(flags or {}, problems)]
+    from_command = [*_from_texts(overrides, problems), *_from_flags(flags or {}, typed or {}, problems)]
     tree, labels = to_tree(base), dict[str, str]()
     for layer in (from_file, from_command):
         _apply(layer, tree, labels)
@@ -204,11 +219,12 @@ def _from_texts(texts: Sequence[str], problems: list[str]) -> Iterator[Assignmen
             problems.append(f"--set {text}: expected section.key=value")
 
 
-def _from_flags(flags: Mapping[str, Any], problems: list[str]) -> Iterator[Assignment]:
+def _from_flags(flags: Mapping[str, Any], typed: Mapping[str, str], problems: list[str]) -> Iterator[Assignment]:
     for path, value in flags.items():
         if value is not None:
             plain = str(value) if isinstance(value, Path) else value
-            yield from _checked(f"{path}={value}", path, plain, problems)
+            label = f"{typed[path]} {value} ({path})" if path in typed else f"{path}={value}"
+            yield from _checked(label, path, plain, problems)
 
 
 def _checked(label: str, path: str, value: Any, problems: list[str], *, parse: bool = False) -> Iterator[Assignment]:
@@ -226,7 +242,7 @@ def _checked(label: str, path: str, value: Any, problems: list[str], *, parse: b
 
 def _parsed(text: str, key: Key, inside: str | None) -> Any:
     """What a text of the command line means for this key: text stays text, the rest is read as TOML."""
-    if inside is None and str in key.kinds:
+    if inside is None and str in key.kinds and not (list in key.kinds and text.startswith("[")):
         return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -264,6 +280,10 @@ def _validated(
             for detail in error.errors():
                 name, *entry = map(str, detail["loc"])
                 path = f"{section}.{name}"
+                if list in keys()[path].kinds:  # one complaint for each type that it could have been
+                    if path in bad:
+                        continue
+                    entry, detail = [], {**detail, "input": tree[section][name]}
                 bad.add(path)
                 where = f" for {'.'.join(entry)}" if entry else ""
                 expected = _expected(detail, keys()[path])
@@ -276,6 +296,8 @@ def _validated(
 def _expected(detail: Any, key: Key) -> str:
     """What a validation error wanted, in plain words."""
     kind, context = detail["type"], detail.get("ctx", {})
+    if list in key.kinds:
+        return "all, none or a list of layer numbers"
     words = {
         "int_type": "a whole number",
         "float_type": "a number",
@@ -285,13 +307,18 @@ def _expected(detail: Any, key: Key) -> str:
         "dict_type": "a table",
         "string_pattern_mismatch": "auto, cpu, mps, cuda or cuda:N",
         "literal_error": f"one of {context.get('expected', '')}".replace(" or ", ", "),
-        "greater_than": f"more than {context.get('gt', 0):g}",
-        "greater_than_equal": f"at least {context.get('ge', 0):g}",
-        "less_than": f"less than {context.get('lt', 0):g}",
-        "less_than_equal": f"at most {context.get('le', 0):g}",
+        "string_too_short": "some text",
+        "greater_than": f"more than {_number(context.get('gt'))}",
+        "greater_than_equal": f"at least {_number(context.get('ge'))}",
+        "less_than": f"less than {_number(context.get('lt'))}",
+        "less_than_equal": f"at most {_number(context.get('le'))}",
     }
     expected = words.get(kind, detail["msg"])
     return f"{expected} or none" if key.optional and kind.endswith("_type") else expected
+
+
+def _number(bound: Any) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound or 0:g}"
 
 
 def _unknown(path: str) -> str:

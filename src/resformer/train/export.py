@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 import tempfile
-from fnmatch import fnmatch
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,8 +23,17 @@ from resformer.train.files import put_directory
 from resformer.train.metrics import read_rows
 
 
+def _say(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
 def export_run(
-    run: Path | str, step: int | None = None, out: Path | str | None = None, *, overwrite: bool = False
+    run: Path | str,
+    step: int | None = None,
+    out: Path | str | None = None,
+    *,
+    overwrite: bool = False,
+    report: Callable[[str], None] = _say,
 ) -> Path:
     """Write a checkpoint of `run` as a directory that `from_pretrained` loads; return it.
 
@@ -31,6 +42,7 @@ def export_run(
         step: which checkpoint; none = the last one.
         out: where to; none = `run/model`.
         overwrite: replace an earlier export.
+        report: is told which step was taken, and which newer checkpoints are damaged.
 
     Raises:
         UserError: no run, no such checkpoint, or `out` is there and not to be replaced.
@@ -41,7 +53,7 @@ def export_run(
         raise UserError(
             f"no run in {run} ({rundir.CONFIG} is missing); expected a directory that `resformer train` wrote"
         )
-    directory, state = checkpoint.find(run / rundir.CHECKPOINTS, step=step)
+    directory, state = checkpoint.find(run / rundir.CHECKPOINTS, step=step, report=report)
     _check_target(target, overwrite)
     model, facts = _rebuilt(run)
     checkpoint.load_model_tensors(model, directory / checkpoint.MODEL)
@@ -53,13 +65,13 @@ def export_run(
     try:
         with no_progress_bars():
             model.save_pretrained(temporary)
-        for path in sorted((run / rundir.TOKENIZER).iterdir()):
+        for path in sorted(path for path in (run / rundir.TOKENIZER).iterdir() if path.is_file()):
             shutil.copy(path, temporary / path.name)
-        card = model_card(
-            from_toml(run / rundir.CONFIG), model.config, facts, rows, step=state.step, tokens=state.tokens
-        )
+        config = from_toml(run / rundir.CONFIG)
+        card = model_card(config, model.config, facts, rows, step=state.step, tokens=state.tokens)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         put_directory(temporary, target)
+        report(f"exported step {state.step} of {config.train.steps}")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -88,7 +100,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
         return
     if not target.is_dir():
         raise UserError(f"{target} is a file; expected a directory to write the model to")
-    foreign = [p.name for p in target.iterdir() if not any(fnmatch(p.name, known) for known in rundir.MODEL_FILES)]
+    known = re.compile("|".join(rundir.MODEL_FILES))
+    foreign = [path.name for path in target.iterdir() if not known.fullmatch(path.name) or path.is_dir()]
     if foreign:
         raise UserError(f"{target} holds other files ({', '.join(sorted(foreign)[:3])}); choose another --out")
     if not overwrite:

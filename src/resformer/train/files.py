@@ -10,10 +10,31 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from resformer.errors import UserError
+
+
+def check_output(path: Path, *, overwrite: bool, flag: str) -> None:
+    """See, before the work is done, that its result can be written to `path`; `flag` is what named it.
+
+    Raises:
+        UserError: the file is there and not to be replaced, or the directory is missing or not to be written to.
+    """
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a directory; expected a file to write to")
+    if not path.parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no directory {path.parent}; make it, or choose another file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{flag} {path}: the directory {path.parent} cannot be written to; choose another file")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists; pass --overwrite to replace it or --json FILE to write elsewhere")
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Write through a temporary file in the same directory, synced before it takes the name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None  # a reader knows this name, not the other
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -27,10 +27,10 @@ from resformer.train.export import export_run
 from resformer.train.failure import RunFailure, Stopped
 from resformer.train.loss import accumulate
 from resformer.train.memory import keep_freed_memory
-from resformer.train.metrics import MetricsLog, read_rows
+from resformer.train.metrics import MetricsLog
 from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
 from resformer.train.progress import Reporter
-from resformer.train.setup import Parts, open_data, record_resume, restore, show_plan, start
+from resformer.train.setup import Parts, hold, last_validation, open_data, record_resume, restore, show_plan, start
 from resformer.train.signals import StopRequest
 
 
@@ -67,7 +67,7 @@ def train(
     Raises:
         UserError: a mistake in configuration, data or directory; nothing has been written or lost.
         RunFailure: the run broke (loss not finite, disk full); the last checkpoint is intact.
-        Stopped: after SIGTERM or SIGINT, with a checkpoint written (exit code 143).
+        Stopped: after SIGTERM or SIGINT, with a checkpoint written (exit code 143 or 130).
     """
     out = Path(out)
     config, notes = effective(config)
@@ -98,23 +98,30 @@ def train(
             optimizer=optimizer,
         )
         state = TrainState(data_fingerprint=dataset.fingerprint, versions=versions())
-        if resume:
-            state = restore(parts, state, notes)
-        else:
-            start(parts, described, command, overwrite=overwrite)
-        return _run(parts, state, notes, resume=resume, command=command)
+        sampler.batch(1)  # what cannot be read stops us before an older run is removed
+        with hold(out, resume=resume, overwrite=overwrite) as log:
+            if resume:
+                state = restore(parts, state, notes)
+            else:
+                start(parts, described, command, overwrite=overwrite)
+            return _run(parts, state, log, notes, resume=resume, command=command)
 
 
 def _run(
-    parts: Parts, state: TrainState, notes: list[str], *, resume: bool, command: Sequence[str] | None
+    parts: Parts,
+    state: TrainState,
+    log: MetricsLog,
+    notes: list[str],
+    *,
+    resume: bool,
+    command: Sequence[str] | None,
 ) -> RunResult:
-    """Hold the run directory while training, then export."""
+    """Train, then export, in a run directory that the caller holds."""
     steps, out, target = parts.config.train.steps, parts.out, parts.out / rundir.MODEL
     complete = state.step == steps and not state.pending_validation and target.exists()
     every_seconds = parts.config.track.log_every_seconds
     try:
         with (
-            MetricsLog(out / rundir.METRICS) as log,
             Reporter(steps=steps, done=state.step, every_seconds=every_seconds) as reporter,
             StopRequest() as stop,
         ):
@@ -127,11 +134,11 @@ def _run(
                 record_resume(parts, state, command)
             _fit(parts, state, log, reporter, stop)
             if not complete:
-                export_run(out, overwrite=True)
+                export_run(out, overwrite=True, report=reporter.note)
     except OSError as error:
         where = error.filename or out
-        raise RunFailure(f"{where}: {error.strerror or error}; checkpoints are intact") from error
-    final = _final_validation(out)
+        raise RunFailure(f"{where}: {error.strerror or error}; {checkpoint.kept(parts.checkpoints)}") from error
+    _, final = last_validation(out)
     reporter.note(f"done: {steps} steps, validation loss {final['all']['loss']:.4f}; model in {target}")
     return RunResult(out=out, final_validation=final)
 
@@ -152,7 +159,7 @@ def _fit(parts: Parts, state: TrainState, log: MetricsLog, reporter: Reporter, s
         with autocast(config, parts.device):
             loss = accumulate(parts.model, tokens_BT1, micro_batch_size=config.micro_batch_size)
         norm = clip_gradients(parameters, config.optim.grad_clip)
-        loss_value, norm_value = _finite(step, loss, norm)
+        loss_value, norm_value = _finite(parts, step, loss, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
@@ -177,16 +184,16 @@ def _fit(parts: Parts, state: TrainState, log: MetricsLog, reporter: Reporter, s
         if checkpoint.latest_step(parts.checkpoints) != state.step:
             _save(parts, state, log)
         reporter.note(f"{stop.name}: stopped after step {state.step}, checkpoint written; go on with --resume")
-        raise Stopped(f"stopped after step {state.step}")
+        raise Stopped(f"stopped after step {state.step}", number=stop.number)
 
 
-def _finite(step: int, loss: Tensor, norm: Tensor) -> tuple[float, float]:
+def _finite(parts: Parts, step: int, loss: Tensor, norm: Tensor) -> tuple[float, float]:
     loss_value, norm_value = torch.stack([loss.detach().float(), norm.detach().float()]).tolist()
     if math.isfinite(loss_value) and math.isfinite(norm_value):
         return loss_value, norm_value
     raise RunFailure(
-        f"step {step}: loss is {loss_value}, norm of the gradient {norm_value}; stopped before the weights changed. "
-        "Start again with a lower optim.lr; --resume goes on from the last checkpoint"
+        f"step {step}: loss is {loss_value}, norm of the gradient {norm_value}; stopped before the weights changed, "
+        f"{checkpoint.kept(parts.checkpoints)}; start again with a lower optim.lr"
     )
 
 
@@ -207,7 +214,10 @@ def _validate(parts: Parts, state: TrainState, log: MetricsLog, reporter: Report
     except Interrupted:
         return replace(state, pending_validation=True)
     if not math.isfinite(scores["loss"]):
-        raise RunFailure(f"step {state.step}: validation loss is {scores['loss']}")
+        raise RunFailure(
+            f"step {state.step}: validation loss is {scores['loss']}; {checkpoint.kept(parts.checkpoints)}; start "
+            "again with a lower optim.lr"
+        )
     mean = {
         "loss": scores["loss"],
         "bits_per_byte": scores["bits_per_byte"],
@@ -228,10 +238,3 @@ def _validate(parts: Parts, state: TrainState, log: MetricsLog, reporter: Report
 def _save(parts: Parts, state: TrainState, log: MetricsLog) -> None:
     state = replace(state, metrics_bytes=log.sync())
     checkpoint.save(parts.checkpoints, state, parts.model, parts.optimizer, keep_last=parts.config.train.keep_last)
-
-
-def _final_validation(out: Path) -> dict[str, dict[str, float]]:
-    rows = [row for row in read_rows(out / rundir.METRICS) if row["split"] == "validation"]
-    last = max((row["step"] for row in rows), default=0)
-    wanted = ("loss", "bits_per_byte", "tokens")
-    return {row["domain"]: {key: row[key] for key in wanted} for row in rows if row["step"] == last}

@@ -25,13 +25,20 @@ def summed_nll(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) ->
         tokens_BT1: ids `[B, T + 1]`.
         mask_BT: False where the target does not count; none = all count.
     """
+    return _losses(model, tokens_BT1, mask_BT)[0]
+
+
+def _losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The summed negative log-likelihood, and the weighted load-balancing loss of a model with experts."""
     inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
     if mask_BT is not None:
         targets_BT = targets_BT.masked_fill(~mask_BT, IGNORED)
     # A cache in a training step would switch off the detection of packed documents and cost memory for nothing.
-    hidden_BTC = model.base_model(input_ids=inputs_BT, use_cache=False).last_hidden_state
+    output = model.base_model(input_ids=inputs_BT, use_cache=False)
     head: Any = model.get_output_embeddings()
-    return _linear_nll(hidden_BTC.flatten(0, 1), head, targets_BT.flatten())
+    nll = _linear_nll(output.last_hidden_state.flatten(0, 1), head, targets_BT.flatten())
+    aux_loss = getattr(output, "aux_loss", None)
+    return nll, None if aux_loss is None else model.config.router_aux_loss_coef * aux_loss
 
 
 def accumulate(model: Any, tokens_BT1: Tensor, *, micro_batch_size: int, mask_BT: Tensor | None = None) -> Tensor:
@@ -39,13 +46,17 @@ def accumulate(model: Any, tokens_BT1: Tensor, *, micro_batch_size: int, mask_BT
 
     The sum over micro-batches is divided by the tokens of the whole batch, so that gradients do not depend on how the
     batch is cut, also when sequences have unequal numbers of counted tokens.
+
+    Experts add the gradient of their load-balancing loss, the mean over micro-batches (which are balanced each by
+    itself); the loss that is returned stays the tokens' alone.
     """
     count = int(mask_BT.sum()) if mask_BT is not None else tokens_BT1[:, 1:].numel()
     total = torch.zeros((), device=tokens_BT1.device)
     for start in range(0, len(tokens_BT1), micro_batch_size):
         rows = slice(start, start + micro_batch_size)
-        part = summed_nll(model, tokens_BT1[rows], mask_BT[rows] if mask_BT is not None else None) / count
-        part.backward()
+        nll, balance = _losses(model, tokens_BT1[rows], mask_BT[rows] if mask_BT is not None else None)
+        part = nll / count
+        (part if balance is None else part + balance * len(tokens_BT1[rows]) / len(tokens_BT1)).backward()
         total += part.detach()
     return total
 

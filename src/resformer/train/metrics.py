@@ -76,6 +76,21 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a metrics file; a torn last line is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    """All whole rows of a metrics file; a torn last line is left out.
+
+    Raises:
+        UserError: a line is no row.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}:{number} is no JSON object; remove the line, or put the file back as the run wrote it"
+            )
+        rows.append(row)
+    return rows

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -13,11 +15,43 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 _WINDOW_STEPS = 50
 
 
+class Losable:
+    """A text file that may break: nobody reads any more (`... | head`), the terminal is gone, the log's disk is full.
+
+    The run matters more than what it says, so the first failure silences the file (and what else writes to it) for
+    good, and nothing is raised.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            self._lose()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            self._lose()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def _lose(self) -> None:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._file.fileno())
+
+
 class Reporter:
     """Shows steps, loss, speed and the time left; `note` says something in between."""
 
     def __init__(self, *, steps: int, done: int, every_seconds: float, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr)
+        said: Any = Losable(sys.stderr if sys.stderr is not None else open(os.devnull, "w"))  # noqa: SIM115
+        self.console = console or Console(file=said)
         self.steps, self.every_seconds = steps, every_seconds
         self._finished: deque[tuple[float, int]] = deque([(time.monotonic(), done)], maxlen=_WINDOW_STEPS)
         self._shown = time.monotonic()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -12,34 +12,49 @@ from resformer.errors import UserError
 from resformer.train import checkpoint
 from resformer.train.config import Config
 from resformer.train.configure import from_toml, to_tree
+from resformer.train.metrics import MetricsLog
 
 CONFIG, ENVIRONMENT, METRICS = "config.toml", "environment.json", "metrics.jsonl"
 CHECKPOINTS, TOKENIZER, MODEL = "checkpoints", "tokenizer", "model"
 
-TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json")
-# Everything that a run, or a command that works on a run, writes into its directory.
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "modeling_resformer.py",
-    *TOKENIZER_FILES,
-    "README.md",
-    "eval.json",
+_RANDOM = "[a-z0-9_]{8}"  # what the tempfile module puts after a prefix
+
+
+def _temporary(name: str) -> str:
+    """What `files.write_atomic` writes before it renames."""
+    return rf"\.{re.escape(name)}\.{_RANDOM}"
+
+
+# Everything that a run, or a command that works on a run, writes into its directory: regular expressions, each for one
+# whole name.
+TOKENIZER_FILES = (
+    *(r"tokenizer\.json", r"tokenizer_config\.json"),
+    *(r"special_tokens_map\.json", r"added_tokens\.json"),
 )
+MODEL_FILES = (
+    *(r"config\.json", r"generation_config\.json"),
+    *(r"model\.safetensors", r"model-\d{5}-of-\d{5}\.safetensors", r"model\.safetensors\.index\.json"),
+    r"modeling_resformer\.py",
+    *TOKENIZER_FILES,
+    *(r"README\.md", r"eval\.json", _temporary("eval.json")),
+)
+_CHECKPOINT_FILES = tuple(re.escape(name) for name in checkpoint.FILES)
+_STEP = r"step-\d{8,}"
+_UNFINISHED = re.escape(checkpoint.TEMPORARY) + _RANDOM
+_REPLACED = rf"\.tmp-old-{_RANDOM}"  # of `files.put_directory`
 _OWN = (
-    *(name for plain in (CONFIG, ENVIRONMENT, METRICS) for name in (plain, f".{plain}.*")),
-    *("eval.json", "measures.jsonl", "samples.json"),
-    *(f"{CHECKPOINTS}/{name}" for name in (checkpoint.LATEST, f".{checkpoint.LATEST}.*")),
-    *(f"{CHECKPOINTS}/step-*/{name}" for name in checkpoint.FILES),
-    f"{CHECKPOINTS}/{checkpoint.TEMPORARY}*",
-    *(f"{MODEL}/{name}" for name in MODEL_FILES),
-    f".{MODEL}-*",
-    *(f"{TOKENIZER}/{name}" for name in TOKENIZER_FILES),
+    *((re.escape(name),) for name in (CONFIG, ENVIRONMENT, METRICS)),
+    *((_temporary(name),) for name in (CONFIG, ENVIRONMENT, "eval.json", "measures.jsonl", "samples.json")),
+    *((name,) for name in (r"eval\.json", r"measures\.jsonl", r"samples\.json")),
+    *((CHECKPOINTS, name) for name in (checkpoint.LATEST, _temporary(checkpoint.LATEST))),
+    *((CHECKPOINTS, place, name) for place in (_STEP, _UNFINISHED) for name in _CHECKPOINT_FILES),
+    *((CHECKPOINTS, _REPLACED, _STEP, name) for name in _CHECKPOINT_FILES),
+    *((place, name) for place in (MODEL, rf"\.{MODEL}-{_RANDOM}") for name in MODEL_FILES),
+    *((_REPLACED, MODEL, name) for name in MODEL_FILES),
+    *((TOKENIZER, name) for name in TOKENIZER_FILES),
 )
 # Logs that a shell, a launcher or a batch system puts there: they neither stop a run nor are removed.
-_TOLERATED = ("*.log", "*.out", "*.err")
+_TOLERATED = (".log", ".out", ".err")
 
 # Keys that may change on resume: they change no number that the run computes.
 _FREE = ("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last", "track.log_every_seconds")
@@ -47,33 +62,51 @@ _FREE = ("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last",
 _FREE_WITH_NOTE = ("train.device", "train.threads", "train.compile", "train.checkpointing")
 
 
-def check_start(out: Path, *, resume: bool, overwrite: bool) -> None:
-    """Raise UserError unless a run may start (or has started) in `out`. Changes nothing."""
+def check_start(out: Path, *, resume: bool, overwrite: bool, held: bool = False) -> None:
+    """Raise UserError unless a run may start (or has started) in `out`. Changes nothing.
+
+    An empty metrics.jsonl alone is no run: it is what a start leaves that went no further than its lock. `held` says
+    that the caller has that lock; otherwise a run that is being written is named as such.
+    """
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other; give one of them")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; expected a directory")
+    if not held and (out / METRICS).is_file():
+        MetricsLog(out / METRICS).close()
     if resume:
         if not (out / CONFIG).is_file():
             raise UserError(f"--resume: no run in {out} ({CONFIG} is missing); leave --resume out to start one")
+        if not (out / METRICS).is_file():
+            raise UserError(
+                f"--resume: {out / METRICS} is missing, the losses of the run in {out}; put it back, or start anew "
+                "with --overwrite"
+            )
         return
     foreign = list(islice((path for path, own in _files(out) if not own), 4))
     if foreign:
         some = ", ".join(str(path.relative_to(out)) for path in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise UserError(f"--out {out} holds files that are no run's ({some}); choose another directory")
-    if not overwrite and any(True for _ in _files(out)):
+    lock_only = out / METRICS if out.is_dir() and not _size(out / METRICS) else None
+    if not overwrite and any(path != lock_only for path, _ in _files(out)):
         done = checkpoint.latest_step(out / CHECKPOINTS)
         at = f" (last checkpoint: step {done})" if done is not None else ""
         raise UserError(f"--out {out} holds a run already{at}; pass --resume, --overwrite or another --out")
 
 
 def clear(out: Path) -> None:
-    """Remove every file that a run wrote, and directories that are empty then."""
+    """Remove every file that a run wrote, and the directories that are empty then; nothing else.
+
+    metrics.jsonl is emptied and stays: it is the lock of whoever clears.
+    """
     for path, own in list(_files(out)):
-        if own:
+        if own and path == out / METRICS:
+            os.truncate(path, 0)
+        elif own:
             path.unlink()
     for directory, _, _ in os.walk(out, topdown=False):
-        if Path(directory) != out and not os.listdir(directory):
+        relative = Path(directory).relative_to(out)
+        if relative.parts and _own(relative, directory=True) and not os.listdir(directory):
             os.rmdir(directory)
 
 
@@ -106,12 +139,33 @@ def _shown(value: object) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _files(out: Path) -> Iterator[tuple[Path, bool]]:
-    """Every file below `out`, with whether a run wrote it; tolerated logs are left out."""
+    """Every file below `out`, with whether a run wrote it, and every empty directory that no run made; tolerated logs
+    are left out.
+    """
     for directory, directories, names in os.walk(out):
-        links = [name for name in directories if (Path(directory) / name).is_symlink()]
+        here = Path(directory)
+        links = [name for name in directories if (here / name).is_symlink()]
         for name in sorted([*names, *links]):
-            path = Path(directory) / name
-            relative = path.relative_to(out).as_posix()
-            if not any(fnmatch(relative, pattern) and "/" not in relative for pattern in _TOLERATED):
-                yield path, any(fnmatch(relative, pattern) for pattern in _OWN)
+            relative = (here / name).relative_to(out)
+            if not (here == out and relative.suffix in _TOLERATED):
+                yield here / name, _own(relative)
+        if here != out and not directories and not names and not _own(here.relative_to(out), directory=True):
+            yield here, False
+
+
+def _own(relative: Path, *, directory: bool = False) -> bool:
+    """Whether a run writes a file of that name or, with `directory`, a directory with such files in it."""
+    parts = relative.parts
+    return any(
+        all(re.fullmatch(one, part) for one, part in zip(pattern, parts, strict=False))
+        for pattern in _OWN
+        if (len(pattern) > len(parts) if directory else len(pattern) == len(parts))
+    )

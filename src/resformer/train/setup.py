@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,13 @@ from resformer.data import open_dataset
 from resformer.errors import UserError
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
 from resformer.models.accounting import account
-from resformer.train import checkpoint, rundir
+from resformer.train import checkpoint, imports, rundir
 from resformer.train.checkpoint import TrainState
 from resformer.train.config import Config
 from resformer.train.configure import to_toml
 from resformer.train.environment import environment, versions
 from resformer.train.files import write_atomic, write_json
-from resformer.train.metrics import MetricsLog
+from resformer.train.metrics import MetricsLog, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +61,36 @@ def open_data(config: Config) -> tuple[Any, Any]:
     return dataset, sampler
 
 
-def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | None, *, overwrite: bool) -> None:
-    """Make the run directory: configuration, environment, tokenizer."""
-    out, dataset = parts.out, parts.dataset
+def hold(out: Path, *, resume: bool, overwrite: bool) -> MetricsLog:
+    """Open the run's metrics.jsonl, which keeps every other process out, and look again whether the run may start.
+
+    Raises:
+        UserError: another process is at work there, or was since the first look; nothing has been changed.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    log = MetricsLog(out / rundir.METRICS)
+    try:
+        rundir.check_start(out, resume=resume, overwrite=overwrite, held=True)
+    except UserError:
+        log.close()
+        raise
+    return log
+
+
+def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | None, *, overwrite: bool) -> None:
+    """Make the run directory, which the caller holds: configuration, environment, tokenizer."""
+    out, dataset = parts.out, parts.dataset
     if overwrite:
-        MetricsLog(out / rundir.METRICS).close()  # complains if another process writes here
         rundir.clear(out)
     write_atomic(out / rundir.CONFIG, to_toml(parts.config))
     facts = environment(command=command, device=parts.device, dataset=dataset)
+    facts[imports.KEY] = imports.recorded()
     facts["accounting"] = account(described, sequence_length=parts.config.data.sequence_length).asdict()
     write_json(out / rundir.ENVIRONMENT, facts)
-    (out / rundir.TOKENIZER).mkdir()
-    for pattern in rundir.TOKENIZER_FILES:
-        for path in sorted(Path(dataset.tokenizer_dir).glob(pattern)):
+    (out / rundir.TOKENIZER).mkdir(exist_ok=True)
+    wanted = re.compile("|".join(rundir.TOKENIZER_FILES))
+    for path in sorted(Path(dataset.tokenizer_dir).iterdir()):
+        if wanted.fullmatch(path.name):
             shutil.copy(path, out / rundir.TOKENIZER / path.name)
 
 
@@ -91,9 +108,23 @@ def restore(parts: Parts, fresh: TrainState, notes: list[str]) -> TrainState:
     ]
     if changed:
         notes.append(f"the checkpoint was written with {', '.join(changed)}: the last bits may differ")
+    finished = state.step == parts.config.train.steps and not state.pending_validation
+    if finished and last_validation(parts.out)[0] != state.step:
+        raise UserError(
+            f"--resume {parts.out}: the run is finished, but its last validation is missing from "
+            f"{parts.out / rundir.METRICS}; put the file back, or start anew with --overwrite"
+        )
     checkpoint.restore(directory, parts.model, parts.optimizer)
     notes.append(f"resumed from step {state.step}")
     return replace(state, versions=fresh.versions)
+
+
+def last_validation(out: Path) -> tuple[int, dict[str, dict[str, float]]]:
+    """Step and scores by domain of the last validation that metrics.jsonl has; step 0 if there is none."""
+    rows = [row for row in read_rows(out / rundir.METRICS) if row.get("split") == "validation"]
+    last = max((row["step"] for row in rows if row["domain"] == "all"), default=0)
+    wanted = ("loss", "bits_per_byte", "tokens")
+    return last, {row["domain"]: {key: row[key] for key in wanted} for row in rows if row["step"] == last}
 
 
 def record_resume(parts: Parts, state: TrainState, command: Sequence[str] | None) -> None:

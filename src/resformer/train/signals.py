@@ -15,7 +15,7 @@ class StopRequest:
     """Context in which a first signal is only noted. Outside the main thread it does nothing (Python's rule)."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name, self.number = "", 0
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -29,7 +29,7 @@ class StopRequest:
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.requested:
             os._exit(128 + number)
-        self.name = signal.Signals(number).name
+        self.name, self.number = signal.Signals(number).name, number
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

@@ -9,63 +9,71 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..mixing import upcast, weighted_sum
+from ..mixing import Weight, upcast, weighted_sum
 from ..plan import Plan, Row
 from ..policy import Coefficients, Policy, Shape, declare_parameters
-from ..registry import Variant, register_variant
-from ..residual import layer_names, residual_plan
+from ..registry import register_variant
+from ..residual import Granularity, SourceForm, Tie, mean, own_name, per_name, tied, weight_size
 
 
 class SharedBudget(Coefficients):
-    """l1_n = scale * softmax(logits)_n over the mixing layers, in fp32.
+    """l1_n = scale * softmax(logits)_n over the mixing layers, in fp32; with a finer granularity a softmax over depth
+    for each head or channel.
 
-    Parameters: `logits` `[mixing layers]`, `scale` `[1]`.
+    Parameters: `logits` `[mixing layers]`, `[mixing layers, H_kv, 1]` or `[mixing layers, H_kv, D]`; `scale` `[1]`.
     """
 
     logits: Tensor
     scale: Tensor
 
-    def __init__(self, *, plan: Plan, logits: Sequence[float], scale: float) -> None:
+    def __init__(self, *, plan: Plan, logits: Sequence[float], scale: float, size: tuple[int, ...]) -> None:
         super().__init__()
         self.mixes = tuple(row.mixes for row in plan)
-        self.init_logits, self.init_scale = tuple(map(float, logits)), float(scale)
+        self.init_logits, self.init_scale, self.size = tuple(map(float, logits)), float(scale), size
         declare_parameters(self)
 
     def forward(self) -> tuple[tuple[Tensor, ...], ...]:
         first = upcast(self.scale) * torch.softmax(upcast(self.logits), dim=0)
-        weights = iter(first.split(1))
+        weights = iter(first.split(1) if first.dim() == 1 else first.unbind())
         return tuple((next(weights),) if mixes else () for mixes in self.mixes)
 
     def initial_values(self) -> dict[str, Tensor]:
-        return {"logits": torch.tensor(self.init_logits), "scale": torch.tensor([self.init_scale])}
+        logits = torch.tensor(self.init_logits)
+        if len(self.size) > 1:
+            logits = logits.view(-1, 1, 1).expand(-1, *self.size).contiguous()
+        return {"logits": logits, "scale": torch.tensor([self.init_scale])}
 
 
 class BudgetedResidual(Policy):
-    """`l1 * V_1 + own * V_n`; l1 comes from the shared budget. Parameter: `own` `[1]`."""
+    """`l1 * V_1 + l2 * V_n`; l1 comes from the shared budget. Parameter: `own` (l2), when `tie` is "free"."""
 
     own: Tensor
 
-    def __init__(self, *, init_own: float) -> None:
+    def __init__(self, *, init_own: float, size: tuple[int, ...], tie: Tie) -> None:
         super().__init__()
-        self.init_own = float(init_own)
+        self.init_own, self.size, self.tie = float(init_own), size, tie
         declare_parameters(self)
 
     def initial_values(self) -> dict[str, Tensor]:
-        return {"own": torch.tensor([self.init_own])}
+        return {"own": torch.full(self.size, self.init_own)} if self.tie == "free" else {}
+
+    def own_weight(self, first: Tensor) -> Weight:
+        """The weight on V_n."""
+        return self.own if self.tie == "free" else tied(first, self.tie)
 
     def mix(
         self, own: Tensor | None, reads: Sequence[Tensor], hidden: Tensor, coefficients: Sequence[Tensor]
     ) -> Tensor:
         assert own is not None
-        return weighted_sum(coefficients[0], reads[0], self.own, own)
+        return weighted_sum(coefficients[0], reads[0], self.own_weight(coefficients[0]), own)
 
     def coefficient_map(self, coefficients: Sequence[Tensor]) -> dict[str, float]:
-        return {"first": float(coefficients[0]), "own": float(self.own)}
+        return {"first": mean(coefficients[0]), "own": mean(self.own_weight(coefficients[0]))}
 
 
 @register_variant("learnable_plus")
 @dataclass(frozen=True, kw_only=True)
-class LearnablePlus(Variant):
+class LearnablePlus(SourceForm):
     """V_n <- l1_n V_1 + l2_n V_n with l1_n = scale softmax(logits)_n; logits, scale and l2_n are trained.
 
     Known: the form, scale from N (number of layers) and l2 from 0.5. Not known: how the paper starts the logits, and
@@ -76,26 +84,42 @@ class LearnablePlus(Variant):
     Options:
         logit_init: "linear" or "zeros".
         scale_init: initial scale, null for the number of layers.
-        init_own: initial l2.
-        layers: which layers mix: "all" (2..N), "last:k", "last_third" or a list from 2.
+        init_own: initial l2 (used when `tie` is "free").
+        granularity: one softmax over depth and one l2 per layer ("scalar", the paper), the same for each KV head
+            ("head") or channel ("channel").
+        tie: "free" (the paper), "lerp" (l2 = 1 - l1) or "own_one" (l2 = 1).
+        source: the layer that is read in place of layer 1, or "previous" for the layer before.
+        layers: which layers mix: "all" (those after the source), "last:k", "last_third" or a list.
     """
 
     equation = "V_n <- s softmax(z)_n V_1 + l2_n V_n, n >= 2, all trained"
-    source = (
+    reference = (
         "Zhou et al., Value Residual Learning, ACL 2025 (arXiv 2410.17897v5), Learnable-ResFormer-Plus; "
         "the initial logits are our choice"
+    )
+    when = (
+        "For the lowest loss of the paper's forms: 2.681 in its 82M table, against 2.705 of `learnable` and 2.739 of "
+        "the Transformer, as readers of v5 report."
+    )
+    uncertain = (
+        "How the paper starts the logits and whether its softmax covers layer 1: its code is not published, and "
+        "an author's snippet differs from the formula. In a small trial here zeros did slightly better than "
+        "linear (docs/log.md)."
     )
 
     logit_init: Literal["linear", "zeros"] = "linear"
     scale_init: float | None = None
     init_own: float = 0.5
-    layers: str | tuple[int, ...] = "all"
+    granularity: Granularity = "scalar"
+    tie: Tie = "free"
 
     def plan(self, shape: Shape) -> Plan:
-        return residual_plan(shape, self.mixing_layers(shape), coefficients=1)
+        return self.source_plan(shape, coefficients=1)
 
     def policy(self, row: Row, shape: Shape) -> Policy | None:
-        return BudgetedResidual(init_own=self.init_own) if row.mixes else None
+        if not row.mixes:
+            return None
+        return BudgetedResidual(init_own=self.init_own, size=weight_size(self.granularity, shape), tie=self.tie)
 
     def scale(self, shape: Shape) -> float:
         """The initial scale."""
@@ -106,15 +130,16 @@ class LearnablePlus(Variant):
         if not mixing:
             return None
         logits = mixing if self.logit_init == "linear" else [0] * len(mixing)
-        return SharedBudget(plan=plan, logits=logits, scale=self.scale(shape))
+        size = weight_size(self.granularity, shape)
+        return SharedBudget(plan=plan, logits=logits, scale=self.scale(shape), size=size)
 
-    def neutral(self, shape: Shape) -> dict[str, Any]:
+    def neutral(self, shape: Shape) -> dict[str, Any] | None:
         return {"scale_init": 0.0, "init_own": 1.0}
 
     def formula(self, shape: Shape) -> str:
-        layers = layer_names(self.mixing_layers(shape))
         start = "z_n = n" if self.logit_init == "linear" else "z_n = 0"
+        own = own_name(self.tie, self.init_own)
         return (
-            f"V_n <- s softmax(z)_n V_1 + l2_n V_n for n in {layers}; "
-            f"s from {self.scale(shape):g}, {start}, l2 from {self.init_own:g}, trained"
+            f"V_n <- s softmax(z)_n {self.source_name()} + {own} for {self.where(shape)}; "
+            f"s from {self.scale(shape):g}, {start}{per_name(self.granularity)}, trained"
         )

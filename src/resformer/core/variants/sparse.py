@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..registry import register_variant
-from ..residual import FixedForm
+from ..residual import FixedForm, Numbers
 
 
 @register_variant("sparse")
@@ -19,8 +19,16 @@ class Sparse(FixedForm):
     """
 
     equation = "V_n <- 5 V_1 + V_n on the last 3 layers"
-    source = "Zhou et al., Value Residual Learning, ACL 2025 (arXiv 2410.17897v5), Sparse-ResFormer"
+    reference = "Zhou et al., Value Residual Learning, ACL 2025 (arXiv 2410.17897v5), Sparse-ResFormer"
+    when = (
+        "When no parameter is wanted and the depth is near 8: the paper's best hand-found setting there (layers 6 "
+        "to 8, strength 5)."
+    )
+    uncertain = (
+        "That the own value keeps weight 1 is by analogy with the constant form; for other depths than 8, that it "
+        "is the last three layers."
+    )
 
-    first: float = 5.0
-    own: float = 1.0
+    first: Numbers = 5.0
+    own: Numbers = 1.0
     layers: str | tuple[int, ...] = "last:3"

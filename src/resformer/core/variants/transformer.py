@@ -15,7 +15,8 @@ class Transformer(Variant):
     """U_n = A_n V_n in every layer."""
 
     equation = "U_n = A_n V_n"
-    source = "Vaswani et al. 2017; the Llama block of Touvron et al. 2023"
+    reference = "Vaswani et al. 2017; the Llama block of Touvron et al. 2023"
+    when = "As the baseline of every comparison: key for key and logit for logit it is Llama."
 
     def neutral(self, shape: Shape) -> dict[str, Any]:
         return {}

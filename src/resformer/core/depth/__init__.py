@@ -1,0 +1,1 @@
+"""The same contract on hidden states: variants that average the blocks' outputs over depth."""
