@@ -86,8 +86,10 @@ def run_of(config: Path | None, variant: str | None) -> tuple[Path, ...]:
     return (config.parent,)
 
 
-def variant_options(name: str, texts: tuple[str, ...]) -> dict[str, Any]:
-    """Options of a variant from `option=value` texts, read as `train --set model.variant_options.option=value` is."""
+def variant_options(name: str, texts: tuple[str, ...], *, layers: int) -> dict[str, Any]:
+    """Options of a variant from `option=value` texts, read as `train --set model.variant_options.option=value` is, for
+    a model of so many layers.
+    """
     from resformer.core import registry
     from resformer.train.config import Config
     from resformer.train.configure import configure
@@ -98,7 +100,8 @@ def variant_options(name: str, texts: tuple[str, ...]) -> dict[str, Any]:
         if not equals or "." in option:
             raise UserError(f"--set {text}: expected option=value, an option of the variant {name!r}")
     overrides = [f"model.variant_options.{text}" for text in texts]
-    return dict(configure(Config(), overrides=overrides, flags={"model.variant": name}).model.variant_options)
+    flags = {"model.variant": name, "model.num_hidden_layers": layers}
+    return dict(configure(Config(), overrides=overrides, flags=flags).model.variant_options)
 
 
 def quiet_libraries() -> None:

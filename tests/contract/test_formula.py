@@ -25,7 +25,7 @@ def test_documented_defaults_are_the_code_s(variant):
 
 def test_plan_is_valid(any_case):
     config = any_case.config()
-    plan = config.build_variant().plan(config.shape())
+    plan = config.plan()
     validate(plan)
     assert len(plan) == SIZES["num_hidden_layers"]
 

@@ -144,8 +144,7 @@ def test_bf16_keeps_lambdas_in_fp32(parameter_case, tmp_path):
 # Tracing a model takes five seconds: `make test` compiles those with something outside the blocks as well, and the
 # blocks of every variant (below).
 COMPILED = [
-    pytest.param(name, marks=() if name in ("learnable_plus", "svformer", "denseformer", "value_embeddings") else slow)
-    for name in names()
+    pytest.param(name, marks=() if name in ("learnable_plus", "value_embeddings") else slow) for name in names()
 ]
 
 

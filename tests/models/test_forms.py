@@ -23,7 +23,25 @@ REFUSED = {
     ("attention_residual", "sliding in part"): "both must see the same window",
 }
 PAIRS = [(variant, form) for variant in names() for form in FORMS if (variant, form) not in REFUSED]
-pairs = pytest.mark.parametrize(("variant", "form"), PAIRS, ids=[f"{v}-{f}" for v, f in PAIRS])
+# `make test` runs every variant in the form that has everything at once, and these in each form.
+IN_EACH_FORM = {
+    "transformer",
+    "learnable_plus",
+    "dense",
+    "svformer",
+    "cla",
+    "neutreno",
+    "skipv1",
+    "denseformer",
+    "gated",
+}
+pairs = pytest.mark.parametrize(
+    ("variant", "form"),
+    [
+        pytest.param(v, f, marks=() if v in IN_EACH_FORM or f == "all at once" else pytest.mark.slow, id=f"{v}-{f}")
+        for v, f in PAIRS
+    ],
+)
 
 
 @pytest.mark.parametrize(("variant", "form"), REFUSED)

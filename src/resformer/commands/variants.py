@@ -85,7 +85,7 @@ def check_variant(
     if json is not None:
         check_output(json, overwrite=overwrite, flag="--json")
     lookup.import_variants(import_)
-    options = lookup.variant_options(name, set)
+    options = lookup.variant_options(name, set, layers=layers)
     from resformer.evaluate.contract.suite import run
 
     results = tables.with_progress(run(name, options, layers=layers, compile=compile), "checking")

@@ -8,7 +8,6 @@ through `register_variant` or the entry-point group `resformer.variants`.
 from __future__ import annotations
 
 import importlib
-import math
 import pkgutil
 import types
 import typing
@@ -21,6 +20,7 @@ from ..errors import UserError, did_you_mean
 from .plan import Plan, Row, link
 from .policy import Coefficients, DepthAverage, Policy, Shape, TokenTables
 
+FINITE = 1e300  # also refuses whole numbers that no float can hold
 ENTRY_POINT_GROUP = "resformer.variants"
 
 
@@ -100,6 +100,9 @@ def register_variant(name: str) -> Callable[[VariantClass], VariantClass]:
             raise UserError(
                 f"variant name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another name"
             )
+        for option in fields(cls):
+            if option.default is MISSING:
+                raise UserError(f"variant {name!r}: option {option.name!r} has no default; give it one")
         cls.name = name
         _registered[name] = cls
         return cls
@@ -197,7 +200,7 @@ def _fits(value: Any, hint: Any) -> bool:
         item = typing.get_args(hint)[0]
         return isinstance(value, list | tuple) and all(_fits(part, item) for part in value)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < FINITE
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is type(None):

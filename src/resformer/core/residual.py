@@ -5,6 +5,7 @@ Shapes: values `[B, T, H_kv, D]`; weights `[1]`, `[H_kv, 1]` or `[H_kv, D]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -146,7 +147,7 @@ class FixedForm(SourceForm):
             own: Numbers = 1.0
         else:
             own = tuple(1 - x for x in self.first) if isinstance(self.first, tuple) else 1 - self.first
-        if self.own not in (own, type(self).options()["own"]):
+        if self.own != type(self).options()["own"] and not close(self.own, own):
             raise ValueError(f"own is {self.own}, but tie {self.tie!r} makes it {own}; leave one of them out")
         return self.first, own
 
@@ -165,7 +166,8 @@ class FixedForm(SourceForm):
 
     def formula(self, shape: Shape) -> str:
         first, own = self.weights(shape)
-        return f"V_n <- {term(first, self.source_name())} + {term(own, 'V_n')} for {self.where(shape)}"
+        text = f"V_n <- {term(first, self.source_name())} + {term(own, 'V_n')} for {self.where(shape)}"
+        return text.replace("+ -", "- ")
 
 
 class LearnedResidual(Policy):
@@ -215,6 +217,16 @@ def tied(first: Tensor, tie: Tie) -> Weight:
     return 1.0 - first if tie == "lerp" else 1.0
 
 
+def check_own(tie: Tie, init_own: float) -> None:
+    """Refuse an initial own weight that `tie` leaves without a parameter.
+
+    Raises:
+        ValueError: if it is not the default.
+    """
+    if tie != "free" and init_own != 0.5:
+        raise ValueError(f"init_own is {init_own:g}, but tie {tie!r} trains no own weight; leave one of them out")
+
+
 def own_name(tie: Tie, init_own: float) -> str:
     """The own term in a formula."""
     return {"free": f"l2_n V_n (l2 from {init_own:g})", "lerp": "(1 - l1_n) V_n", "own_one": "V_n"}[tie]
@@ -223,6 +235,13 @@ def own_name(tie: Tie, init_own: float) -> str:
 def per_name(granularity: Granularity) -> str:
     """How fine the weights are, in a formula; nothing for scalars."""
     return "" if granularity == "scalar" else f", one weight per {granularity}"
+
+
+def close(left: Numbers, right: Numbers) -> bool:
+    """Equal but for rounding."""
+    if isinstance(left, tuple) or isinstance(right, tuple):
+        return isinstance(left, tuple) and isinstance(right, tuple) and all(map(close, left, right))
+    return math.isclose(left, right, abs_tol=1e-9)
 
 
 def mean(value: Numbers | Tensor) -> float:
@@ -236,7 +255,9 @@ def term(weight: Numbers, name: str) -> str:
     """A weighted term of a formula: "2 V_1", "V_n" for a weight of 1, or how many constants there are."""
     if isinstance(weight, tuple):
         return f"c {name} ({len(weight)} constants c, mean {mean(weight):g})"
-    return name if weight == 1 else f"{weight:g} {name}"
+    if abs(weight) == 1:
+        return name if weight > 0 else f"-{name}"
+    return f"{weight:g} {name}"
 
 
 def layer_names(layers: Sequence[int]) -> str:

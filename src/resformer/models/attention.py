@@ -107,8 +107,9 @@ class Attention(nn.Module):
         reads = sort_reads(row, received, span)
         values, coefficients = reads["value"], received[len(row.received) :]
         raw_query, raw_key, own = self.project(hidden)
-        query = turned(policy.mix_query(raw_query, reads["query"]), position_embeddings)
-        key = None if raw_key is None else turned(policy.mix_key(raw_key, reads["key"]), position_embeddings)
+        turns = None if position_embeddings is None else tuple(x.unsqueeze(1) for x in position_embeddings)
+        query = turned(policy.mix_query(raw_query, reads["query"]), turns)
+        key = None if raw_key is None else turned(policy.mix_key(raw_key, reads["key"]), turns)
 
         if row.stores == "mixed":  # only the new tokens are mixed, and the mixture is what the cache keeps
             mixed = policy.mix(own, values, hidden, coefficients)
@@ -131,8 +132,8 @@ class Attention(nn.Module):
         if policy.corrects:
             out = self.correct(out, mixed, own, values)
         raw = {"query": raw_query, "key": raw_key, "value": own, "attention": weights}
-        kept = {what: x.transpose(1, 2) for what, x in (("key", key), ("value", stored)) if x is not None}
-        sent = tuple(raw[what] if state == "raw" else kept[what] for what, state in row.sends)
+        kept: dict[str, Any] = {"key": key, "value": stored}
+        sent = tuple(raw[what] if state == "raw" else kept[what].transpose(1, 2) for what, state in row.sends)
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights, *sent
 
     def project(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -193,13 +194,9 @@ class Attention(nn.Module):
         return key, None if value is None else stored
 
 
-def turned(x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Queries or keys `[B, T, H, D]` as `[B, H, T, D]`, turned by their positions if these are rotary."""
-    x_BHTD = x.transpose(1, 2)
-    if position_embeddings is None:
-        return x_BHTD
-    cos, sin = position_embeddings
-    return rotate(x_BHTD, cos.unsqueeze(1), sin.unsqueeze(1))
+def turned(x: Tensor, turns: tuple[Tensor, ...] | None) -> Tensor:
+    """Queries or keys `[B, T, H, D]` as `[B, H, T, D]`, turned by cos and sin `[B, 1, T, D]` where positions turn."""
+    return x.transpose(1, 2) if turns is None else rotate(x.transpose(1, 2), *turns)
 
 
 def own_heads(row: Row, shape: Shape) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -13,6 +15,7 @@ from ..core.registry import Variant, build
 from ..errors import UserError, did_you_mean
 from .forms import CHOICES, form_problems, windowed_layers
 
+MISSPELT = 0.85  # how much two names must have in common (difflib) for one to be taken for a slip of the other
 REMOTE_CODE_FILE = "modeling_resformer"
 SIZES = (
     "vocab_size",
@@ -22,6 +25,8 @@ SIZES = (
     "num_attention_heads",
     "max_position_embeddings",
 )
+FLAGS = ("first_block_residual", "qk_norm", "attention_bias", "mlp_bias", "tie_word_embeddings")
+AMOUNTS = ("attention_dropout", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef", "initializer_range")
 
 
 @strict
@@ -81,6 +86,7 @@ class ResFormerConfig(LlamaConfig):
     router_aux_loss_coef: float = 0.01
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_names(kwargs)
         self.variant_options = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in (self.variant_options or {}).items()
@@ -103,9 +109,36 @@ class ResFormerConfig(LlamaConfig):
             )
         }
 
+    def _check_names(self, extra: dict[str, Any]) -> None:
+        """Refuse a misspelt field. transformers keeps whatever it does not know, and configs of others carry much of
+        that; so only names that are nearly those of a field are refused.
+        """
+        valid = [field.name for field in fields(self)]
+        problems = []
+        for name in extra:
+            near = difflib.get_close_matches(name, valid, n=1, cutoff=MISSPELT)
+            if near:
+                problems.append(f"unknown field {name!r}; did you mean {near[0]!r}?")
+        if self.variant_options is not None and not isinstance(self.variant_options, dict):
+            problems.append(f"variant_options is {self.variant_options!r}; expected a dictionary, option -> value")
+        if problems:
+            raise UserError("; ".join(problems))
+
     def _check_sizes(self) -> None:
         problems = [
-            f"{name} is {getattr(self, name)}; expected at least 1" for name in SIZES if getattr(self, name) < 1
+            f"{name} is {value!r}; expected a whole number of at least 1"
+            for name in SIZES
+            if type(value := getattr(self, name)) is not int or value < 1
+        ]
+        problems += [
+            f"{name} is {value!r}; expected true or false"
+            for name in FLAGS
+            if type(value := getattr(self, name)) is not bool
+        ]
+        problems += [
+            f"{name} is {value!r}; expected a number of at least 0"
+            for name in AMOUNTS
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | float) or not value >= 0
         ]
         for name, valid in CHOICES.items():
             got = getattr(self, name)

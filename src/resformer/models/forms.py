@@ -47,6 +47,8 @@ def form_problems(form: Any) -> list[str]:
     if isinstance(layers, str):
         if layers not in ("all", "none"):
             problems.append(f"sliding_layers is {layers!r}; expected 'all', 'none' or a list of layer numbers")
+    elif not isinstance(layers, Sequence):
+        problems.append(f"sliding_layers is {layers!r}; expected 'all', 'none' or a list of layer numbers")
     elif any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= total for n in layers):
         problems.append(f"sliding_layers is {list(layers)}; the model has layers 1 to {total}")
     elif len(set(layers)) != len(layers):

@@ -13,7 +13,7 @@ from ..mixing import upcast
 from ..plan import Plan, Read, Row, link
 from ..policy import Policy, Shape, declare_parameters
 from ..registry import register_variant
-from ..residual import Granularity, SourceForm, Tie, mean, per_name, weight_size
+from ..residual import Granularity, SourceForm, Tie, check_own, mean, per_name, weight_size
 
 
 class DenseResidual(Policy):
@@ -43,8 +43,7 @@ class DenseResidual(Policy):
     def all_weights(self) -> list[float | Tensor]:
         """One weight for each source, then the own one."""
         if not self.learned:
-            share = 1.0 / (self.sources + 1)
-            return [*[share] * self.sources, 1.0 if self.tie == "own_one" else share]
+            return [1.0 / (self.sources + 1)] * (self.sources + 1)
         weights = list(self.weights.unbind())
         if self.tie == "lerp":
             return [*weights, 1.0 - self.weights.sum(0)]
@@ -91,6 +90,8 @@ class Dense(SourceForm):
         "Whether the paper's sources are raw or mixed values, and how its weights start, is not stated: we take raw."
     )
 
+    # "previous" is left out: `learnable` reads the layer before, this form all of them.
+    source: int = 1
     mode: Literal["learnable", "mean"] = "learnable"
     init_first: float = 0.5
     init_own: float = 0.5
@@ -98,14 +99,15 @@ class Dense(SourceForm):
     tie: Tie = "free"
 
     def check(self, shape: Shape) -> None:
-        if self.source == "previous":
-            raise ValueError(
-                "source is 'previous', but dense reads every earlier layer; take `learnable` for that, or a number"
-            )
         if self.mode == "mean" and self.granularity != "scalar":
             raise ValueError(
                 f"granularity is {self.granularity!r}, but mode 'mean' trains no weights; take 'learnable'"
             )
+        if self.mode == "mean" and self.tie != "free":
+            raise ValueError(f"tie is {self.tie!r}, but mode 'mean' trains no weights to tie; take 'learnable'")
+        if self.mode == "mean" and (self.init_first, self.init_own) != (0.5, 0.5):
+            raise ValueError("mode 'mean' trains no weights that init_first and init_own could start; leave them out")
+        check_own(self.tie, self.init_own)
         super().check(shape)
 
     def plan(self, shape: Shape) -> Plan:
@@ -133,8 +135,7 @@ class Dense(SourceForm):
     def formula(self, shape: Shape) -> str:
         first = self.first_source(shape)
         if self.mode == "mean":
-            own = "V_n" if self.tie == "own_one" else "V_n / k"
-            return f"V_n <- {own} + sum_(i={first}..n-1) V_i / k for {self.where(shape)}, k terms in all"
+            return f"V_n <- V_n / k + sum_(i={first}..n-1) V_i / k for {self.where(shape)}, k terms in all"
         own = {"free": "l_nn V_n", "lerp": "(1 - sum_i l_ni) V_n", "own_one": "V_n"}[self.tie]
         start = f"l_n{first} from {self.init_first:g}, the others from 0"
         start += f", l_nn from {self.init_own:g}" if self.tie == "free" else ""

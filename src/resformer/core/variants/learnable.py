@@ -8,7 +8,7 @@ from typing import Any
 from ..plan import Row
 from ..policy import Policy, Shape
 from ..registry import register_variant
-from ..residual import Granularity, LearnedResidual, SourceForm, Tie, own_name, per_name
+from ..residual import Granularity, LearnedResidual, SourceForm, Tie, check_own, own_name, per_name
 
 
 @register_variant("learnable")
@@ -37,6 +37,10 @@ class Learnable(SourceForm):
     init_own: float = 0.5
     granularity: Granularity = "scalar"
     tie: Tie = "free"
+
+    def check(self, shape: Shape) -> None:
+        check_own(self.tie, self.init_own)
+        super().check(shape)
 
     def policy(self, row: Row, shape: Shape) -> Policy | None:
         if not row.mixes:

@@ -13,7 +13,7 @@ from ..mixing import Weight, upcast, weighted_sum
 from ..plan import Plan, Row
 from ..policy import Coefficients, Policy, Shape, declare_parameters
 from ..registry import register_variant
-from ..residual import Granularity, SourceForm, Tie, mean, own_name, per_name, tied, weight_size
+from ..residual import Granularity, SourceForm, Tie, check_own, mean, own_name, per_name, tied, weight_size
 
 
 class SharedBudget(Coefficients):
@@ -112,6 +112,10 @@ class LearnablePlus(SourceForm):
     init_own: float = 0.5
     granularity: Granularity = "scalar"
     tie: Tie = "free"
+
+    def check(self, shape: Shape) -> None:
+        check_own(self.tie, self.init_own)
+        super().check(shape)
 
     def plan(self, shape: Shape) -> Plan:
         return self.source_plan(shape, coefficients=1)

@@ -75,8 +75,8 @@ class RWKV(SourceForm):
         return max(32, 32 * round(1.7 * math.sqrt(shape.hidden_size) / 32)) if self.rank is None else self.rank
 
     def check(self, shape: Shape) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; expected at least 1")
+        if self.rank is not None and not 1 <= self.rank <= shape.hidden_size:
+            raise ValueError(f"rank is {self.rank}; expected 1 to {shape.hidden_size}, the hidden size")
         super().check(shape)
 
     def policy(self, row: Row, shape: Shape) -> Policy | None:

@@ -40,6 +40,8 @@ class SkipV1(SourceForm):
     when = "For a quarter less cache and a smaller W_v at once; a milder trade than SVFormer."
     uncertain = "Whether the paper's uptraining recipe carries over to shares other than one half."
 
+    # "previous" is left out: only a layer that owns all its value heads can be read.
+    source: int = 1
     share: float = 0.5
 
     def skipped_heads(self, shape: Shape) -> int:
@@ -48,19 +50,16 @@ class SkipV1(SourceForm):
         Raises:
             ValueError: if `share` leaves no head on one side, or cuts one in two.
         """
-        heads = self.share * shape.kv_heads
+        heads = round(self.share * shape.kv_heads)
         if shape.kv_heads == 1:
             raise ValueError("the model has one KV head, which cannot be split between two layers; use more KV heads")
-        if heads != int(heads) or not 0 < heads < shape.kv_heads:
+        cuts_one = abs(heads - self.share * shape.kv_heads) > 1e-3  # 0.3333 of 3 heads is one head
+        if cuts_one or not 0 < heads < shape.kv_heads:
             valid = ", ".join(f"{k / shape.kv_heads:g}" for k in range(1, shape.kv_heads))
             raise ValueError(f"share is {self.share:g} of {shape.kv_heads} KV heads; expected one of {valid}")
-        return int(heads)
+        return heads
 
     def plan(self, shape: Shape) -> Plan:
-        if self.source == "previous":
-            raise ValueError(
-                "source is 'previous', but only a layer that owns all its value heads can be read: a number"
-            )
         layers = self.mixing_layers(shape)
         own_share = 1 - self.skipped_heads(shape) / shape.kv_heads if layers else 1.0
         return link(

@@ -69,6 +69,8 @@ class SVFormer(Variant):
 
     def sharing(self, shape: Shape) -> dict[int, int]:
         """Sharing layer -> the layer whose value it reads."""
+        if len(set(self.anchors)) != len(self.anchors):
+            raise ValueError(f"anchors is {list(self.anchors)}; a layer is named twice")
         outside = [n for n in self.anchors if not 1 <= n <= shape.layers]
         if outside:
             raise ValueError(f"anchors is {list(self.anchors)}; the model has layers 1 to {shape.layers}")
@@ -77,6 +79,9 @@ class SVFormer(Variant):
                 f"anchors is {list(self.anchors)}; it must contain layer 1, which has no earlier value to read"
             )
         layers = select_layers(self.layers, shape.layers)
+        both = [] if isinstance(self.layers, str) else [n for n in layers if n in self.anchors]
+        if both:
+            raise ValueError(f"layers and anchors both name {both}: a layer either shares a value or takes a fresh one")
         return {n: max(a for a in self.anchors if a < n) for n in layers if n not in self.anchors}
 
     def plan(self, shape: Shape) -> Plan:

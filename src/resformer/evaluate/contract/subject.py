@@ -82,7 +82,7 @@ class Subject:
     def plan(self) -> Plan:
         """The plan for the tiny model."""
         config = self.config()
-        return config.build_variant().plan(config.shape())
+        return config.plan()
 
     def baseline(self) -> Subject:
         """The Transformer of the same sizes."""
