@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import CACHED, Case, ids, make
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from resformer import ResFormerForCausalLM, build_cache
 from resformer.models.accounting import account
@@ -80,10 +81,20 @@ def test_cache_is_taken_under_both_names(variant, name):
     assert (got - logits(model, ids())[:, 8:]).abs().max() < 1e-5
 
 
+def crops_empty_slots() -> bool:
+    try:
+        DynamicLayer().crop(-1)
+    except TypeError:
+        return False
+    return True
+
+
 def test_cache_after_crop_and_reorder(cached_case):
     model = model_of(str(cached_case))
     cache = build_cache(model)
     logits(model, ids(), cache)
+    if any(row.layer not in row.slots for row in model.model.plan) and not crops_empty_slots():
+        pytest.skip("this transformers cannot crop a cache in which a slot was never filled (docs/footguns.md)")
     cache.crop(-4)
     cache.reorder_cache(torch.tensor([1, 0]))
     got = logits(model, ids()[[1, 0]][:, 8:], cache)
