@@ -5,7 +5,7 @@ round each continues a copy of its cache by the same number of tokens, in random
 context grows until a fixed amount of memory beyond the weights is used up.
 
     python benchmarks/decode.py                                   # 24 layers x 128, contexts 512, 2,048 and 8,192
-    python benchmarks/decode.py --contexts 512 2048 --rounds 20 --json-file decode.json --plot decode.png
+    python benchmarks/decode.py --contexts 512 2048 --rounds 20 --json-file decode.json --plot-file decode.png
     python benchmarks/decode.py --budget-mb 0                     # speed and bytes only
 """
 

@@ -5,8 +5,8 @@ the machine does meanwhile hits both; of either side the fastest step of the rou
 slow down. Reported are the median tokens per second of each and the median over rounds of the paired ratio, with a
 bootstrap interval over rounds.
 
-    python benchmarks/train_step.py                                      # 8 layers x 128, 16 x 256 tokens, fp32
-    python benchmarks/train_step.py --hidden-size 256 --rounds 40 --json-file step.json
+    python benchmarks/train_step.py                                      # 8 layers x 256, 2 x 256 tokens, fp32
+    python benchmarks/train_step.py --clock cpu --rounds 100 --json-file step.json
     python benchmarks/train_step.py --pairs learnable:transformer gated:transformer
 """
 
@@ -78,14 +78,14 @@ def main(
     *,
     pairs: tuple[str, ...] = (),
     layers: int = 8,
-    hidden_size: int = 128,
+    hidden_size: int = 256,
     heads: int | None = None,
     intermediate_size: int | None = None,
     vocab_size: int = 4096,
-    batch_size: int = 16,
+    batch_size: int = 2,
     sequence_length: int = 256,
-    rounds: int = 24,
-    steps_per_round: int = 3,
+    rounds: int = 60,
+    steps_per_round: int = 6,
     warmup: int = 1,
     threads: int = 1,
     attention: Literal["sdpa", "eager"] = "sdpa",
