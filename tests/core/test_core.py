@@ -27,6 +27,7 @@ def test_every_variant_says_what_it_is():
 
 
 def test_registry_refuses_duplicates_and_unknown_names():
+    registry.names()  # loads the built-in ones
     with pytest.raises(UserError, match="is taken by"):
 
         @register_variant("identity")
@@ -36,6 +37,15 @@ def test_registry_refuses_duplicates_and_unknown_names():
 
     with pytest.raises(UserError, match="did you mean 'svformer'"):
         registry.get("svforme")
+
+
+def test_an_option_needs_a_default():
+    with pytest.raises(UserError, match="option 'strength' has no default"):
+
+        @register_variant("without_default")
+        @dataclass(frozen=True, kw_only=True)
+        class Mine(Variant):
+            strength: float
 
 
 def test_a_users_variant_is_one_class():

@@ -100,7 +100,7 @@ def register_variant(name: str) -> Callable[[VariantClass], VariantClass]:
             raise UserError(
                 f"variant name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another name"
             )
-        for option in fields(cls):
+        for option in fields(cls) if "__dataclass_fields__" in vars(cls) else ():
             if option.default is MISSING:
                 raise UserError(f"variant {name!r}: option {option.name!r} has no default; give it one")
         cls.name = name
