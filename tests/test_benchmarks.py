@@ -181,3 +181,25 @@ def test_only_chosen_variants(variants: ModuleType) -> None:
     assert variants.chosen_variants("gated, learnable,gated,transformer") == ["gated", "learnable"]
     with pytest.raises(UserError, match="did you mean 'gated'"):
         variants.chosen_variants("gatd")
+
+
+def test_decoding_is_compared_from_one_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "decode.json"
+    shape = {"layers": 4, "hidden_size": 32, "vocab_size": 64}
+    assert (
+        load("decode").main(
+            **shape,
+            contexts=(24,),
+            new_tokens=3,
+            rounds=2,
+            variants=("llama", "svformer"),
+            budget_mb=0,
+            json_file=target,
+        )
+        == 0
+    )
+    (measured,) = json.loads(target.read_text())["contexts"]
+    assert measured["llama"]["cache_bytes_per_token"] == 4 * 2 * 32 * 4  # layers, keys and values, width, fp32
+    assert measured["svformer"]["cache_bytes_per_token"] == (4 + 1) * 32 * 4
+    assert measured["llama"]["decode_ratio"]["ratio"] == 1.0 and len(measured["svformer"]["speeds"]) == 2
+    assert capsys.readouterr().out.count("\n") == 4

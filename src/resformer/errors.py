@@ -18,7 +18,10 @@ class RunError(RuntimeError):
     """A failure at run time that is no surprise to us: its text says all there is to say (exit code 1)."""
 
 
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the valid name nearest to `name`, or "" when none is near."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+def did_you_mean(name: str, valid: Iterable[str], *, likeness: float = 0.5) -> str:
+    """Return "; did you mean 'x'?" for the valid name nearest to `name`, or "" when none is near.
+
+    `likeness` is how much of two names must be common (difflib's ratio, 0 to 1).
+    """
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=likeness)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -25,7 +25,7 @@ REFUSED = [
     ("learnable", {"source": 3, "layers": [2, 4]}, {}, "layer 3 is the source .*: choose among 4 to 5"),
     ("learnable", {"source": 5}, {}, "source is 5, but only a layer from 1 to 4 has layers after it"),
     ("learnable", {"source": 0}, {}, "source is 0, but only a layer from 1 to 4"),
-    ("neutreno", {"source": 9}, {}, "source is 9, .*choose one of these or 'previous'"),
+    ("neutreno", {"source": 9}, {}, "source is 9, .*choose one of these"),
     ("learnable", {"source": "last"}, {}, "option 'source' .* is 'last'; expected a whole number or one of 'previous'"),
     ("dense", {"source": "previous"}, {}, "expected a whole number"),
     ("dense", {"mode": "mean", "tie": "own_one"}, {}, "trains no weights to tie"),

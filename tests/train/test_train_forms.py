@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from resformer.core.registry import names
 from resformer.errors import UserError
 from resformer.models import ResFormerForCausalLM
 from resformer.recipes import recipe
-from resformer.train.build import model_config
+from resformer.train.build import build_model, compile_blocks, model_config
 from resformer.train.config import Config
 from resformer.train.configure import configure, edit, from_toml, nearest, to_toml
 from resformer.train.loop import train
@@ -108,3 +109,33 @@ def test_a_run_with_experts_windows_and_learned_positions(config: Config, tmp_pa
     assert described["layer_types"] == ["sliding_attention"] * 2
     model = ResFormerForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert model.config.num_experts == 3 and model.model.layers[1].mlp.experts.down_proj.shape[0] == 3
+
+
+@pytest.mark.parametrize("variant", names())
+def test_every_variant_trains_from_a_configuration_that_names_only_it(variant: str) -> None:
+    """attention_residual among them, which runs with one attention implementation only."""
+    config = edit(recipe("tiny"), {"model.variant": variant})
+    model = build_model(config, model_config(config, vocab_size=50), torch.device("cpu"))
+    assert torch.isfinite(accumulate(model, torch.randint(50, (2, 9)), micro_batch_size=1))
+    assert model.config._attn_implementation == ("eager" if variant == "attention_residual" else "sdpa")
+
+
+def test_compiled_blocks_of_as_many_kinds_as_layers_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past its limit Dynamo runs a block eagerly without a word."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    config = edit(recipe("tiny"), {"model.variant": "dense", "model.num_hidden_layers": 12})
+    model = build_model(config, model_config(config, vocab_size=50), torch.device("cpu"))
+    compile_blocks(model, backend=(backend := Counting()))
+    model(torch.randint(50, (2, 8)), use_cache=False)
+    assert backend.graphs == 12
+
+
+class Counting:
+    """A backend that runs graphs as they are and counts them."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        self.graphs += 1
+        return graph.forward

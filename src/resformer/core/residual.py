@@ -48,7 +48,7 @@ class SourceForm(Variant):
         if self.source < 1 or (self.source >= shape.layers and self.source > 1):
             raise ValueError(
                 f"source is {self.source}, but only a layer from 1 to {max(1, shape.layers - 1)} has layers after it; "
-                "choose one of these or 'previous'"
+                "choose one of these"
             )
         return self.source
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..core.registry import Variant, build
 from ..errors import UserError, did_you_mean
 from .forms import CHOICES, form_problems, windowed_layers
 
-MISSPELT = 0.85  # how much two names must have in common (difflib) for one to be taken for a slip of the other
+MISSPELT = 0.85  # likeness from which a name is taken for a slip of a field's
 REMOTE_CODE_FILE = "modeling_resformer"
 SIZES = (
     "vocab_size",
@@ -114,11 +113,8 @@ class ResFormerConfig(LlamaConfig):
         that; so only names that are nearly those of a field are refused.
         """
         valid = [field.name for field in fields(self)]
-        problems = []
-        for name in extra:
-            near = difflib.get_close_matches(name, valid, n=1, cutoff=MISSPELT)
-            if near:
-                problems.append(f"unknown field {name!r}; did you mean {near[0]!r}?")
+        guesses = {name: did_you_mean(name, valid, likeness=MISSPELT) for name in extra}
+        problems = [f"unknown field {name!r}{guess}" for name, guess in guesses.items() if guess]
         if self.variant_options is not None and not isinstance(self.variant_options, dict):
             problems.append(f"variant_options is {self.variant_options!r}; expected a dictionary, option -> value")
         if problems:

@@ -82,7 +82,7 @@ class ResFormerPreTrainedModel(PreTrainedModel):
         if allowed and attn_implementation not in allowed:
             raise UserError(
                 f"attention implementation is {attn_implementation!r}, but variant {self.config.variant!r} runs only "
-                f"with {' or '.join(map(repr, allowed))}"
+                f"with {' or '.join(map(repr, allowed))}; choose that, or leave it to the model"
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 

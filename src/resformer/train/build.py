@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -28,40 +30,20 @@ def model_config(
             f"model.vocab_size {m.vocab_size} is smaller than the data's vocabulary {vocab_size}; "
             "raise it, or set it to none"
         )
+    # Every key of the section is a field of the same name, but for these.
+    fields = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
+    attention, rope_theta = fields.pop("attention"), fields.pop("rope_theta")
+    fields["vocab_size"] = m.vocab_size or vocab_size
+    fields["max_position_embeddings"] = config.max_position_embeddings
     described = ResFormerConfig(
-        variant=m.variant,
-        variant_options=dict(m.variant_options),
-        vocab_size=m.vocab_size or vocab_size,
-        hidden_size=m.hidden_size,
-        intermediate_size=m.intermediate_size,
-        num_hidden_layers=m.num_hidden_layers,
-        num_attention_heads=m.num_attention_heads,
-        num_key_value_heads=m.num_key_value_heads,
-        head_dim=m.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=m.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": m.rope_theta},
-        first_block_residual=m.first_block_residual,
-        qk_norm=m.qk_norm,
-        position_embedding=m.position_embedding,
-        norm=m.norm,
-        layer_norm_eps=m.layer_norm_eps,
-        mlp=m.mlp,
-        hidden_act=m.hidden_act,
-        sliding_window=m.sliding_window,
-        sliding_layers=m.sliding_layers if isinstance(m.sliding_layers, str) else list(m.sliding_layers),
-        num_experts=m.num_experts,
-        num_experts_per_tok=m.num_experts_per_tok,
-        router_aux_loss_coef=m.router_aux_loss_coef,
-        attention_bias=m.attention_bias,
-        mlp_bias=m.mlp_bias,
-        tie_word_embeddings=m.tie_word_embeddings,
-        initializer_range=m.initializer_range,
+        **copy.deepcopy(fields),
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         eos_token_id=eos_token_id,
         bos_token_id=bos_token_id,
         pad_token_id=None,
     )
-    described._attn_implementation = m.attention  # the constructor takes it too, but does not declare it
+    if attention != "auto":  # the constructor takes it too, but does not declare it
+        described._attn_implementation = attention
     return described
 
 
@@ -78,8 +60,9 @@ def build_model(config: Config, described: ResFormerConfig, device: torch.device
     return model
 
 
-def compile_blocks(model: ResFormerForCausalLM) -> None:
+def compile_blocks(model: ResFormerForCausalLM, **options: Any) -> None:
     """Compile every block in place, so that names in checkpoints stay as they are; equal rows share a graph.
+    `options` are those of torch.compile.
 
     Dynamo gives up on a code object after a few kinds of it and then runs eagerly without a word: plans whose layers
     all differ (dense) need as many as they have layers, each once more for the first step's and later tensors.
@@ -87,7 +70,7 @@ def compile_blocks(model: ResFormerForCausalLM) -> None:
     kinds, dynamo = 2 * len(set(model.model.plan)), torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, kinds)
     for layer in model.model.layers:
-        layer.compile()
+        layer.compile(**options)
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:

@@ -96,8 +96,8 @@ class ModelConfig:
     """One matrix for embedding and head."""
     initializer_range: Positive = 0.02
     """Standard deviation of the initial weights."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation."""
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    """Attention implementation; auto = sdpa, unless the variant needs attention weights (eager)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

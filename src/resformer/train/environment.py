@@ -35,7 +35,7 @@ def environment(*, command: Sequence[str] | None, device: torch.device, dataset:
         "commit": commit(),
         "command": list(command) if command is not None else None,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -70,7 +70,8 @@ def commit() -> str | None:
     return done.stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor by its maker's name, as far as the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
