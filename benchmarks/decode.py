@@ -1,10 +1,11 @@
 """What the cache costs: bytes, speed of reading and continuing a context, and what fits into a fixed memory.
 
 Our models and LlamaForCausalLM of the same size and weights take turns under transformers' own `generate`: in every
-round each continues a copy of its cache by the same number of tokens, in random order. Then, one process a model, a
-context grows until a fixed amount of memory beyond the weights is used up.
+round each continues a copy of its cache by the same number of tokens, several times, in random order, and the fastest
+of its calls counts. Reading a context takes turns likewise. Then, one process a model, a context grows until a fixed
+amount of memory beyond the weights is used up.
 
-    python benchmarks/decode.py                                   # 24 layers x 128, contexts 512, 2,048 and 8,192
+    python benchmarks/decode.py                                   # 24 layers x 256, contexts 512, 2,048 and 8,192
     python benchmarks/decode.py --contexts 512 2048 --rounds 20 --json-file decode.json --plot-file decode.png
     python benchmarks/decode.py --budget-mb 0                     # speed and bytes only
 """
@@ -13,24 +14,28 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import turns
 import tyro
 
 VARIANTS = ("llama", "transformer", "learnable", "svformer")
+PAIRS = ("transformer:llama", "learnable:llama", "svformer:llama", "svformer:transformer", "learnable:transformer")
+# glibc serves tensors below a threshold, which it raises as it goes, from a heap that growing caches tear into pieces.
+# With a fixed one every plane of a cache goes back to the system when it is freed; all models are measured so.
+FIXED_THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 CHUNK_TOKENS = 256
 
 
-def read_context(model: Any, ids_1T: Any) -> tuple[Any, float]:
+def read_context(model: Any, ids_1T: Any, clock: turns.Clock) -> tuple[Any, float]:
     """The cache after all but the last token of `[1, T]`, and the tokens per second of reading them."""
     import torch
 
@@ -38,20 +43,20 @@ def read_context(model: Any, ids_1T: Any) -> tuple[Any, float]:
 
     context = ids_1T[:, :-1]
     with torch.inference_mode():
-        started = time.perf_counter()
+        started = clock()
         outputs = model(context, use_cache=True, logits_to_keep=1)
-        seconds = time.perf_counter() - started
+        seconds = clock() - started
     return getattr(outputs, CACHE), context.shape[1] / seconds
 
 
-def continue_context(model: Any, ids_1T: Any, cache: Any, new_tokens: int) -> float:
+def continue_context(model: Any, ids_1T: Any, cache: Any, new_tokens: int, clock: turns.Clock) -> float:
     """Tokens per second of transformers' `generate`, greedy, from a cache that holds all but the last token."""
     import torch
 
     from resformer.models.compat import CACHE
 
     own = copy.deepcopy(cache)
-    started = time.perf_counter()
+    started = clock()
     with torch.inference_mode():
         model.generate(
             ids_1T,
@@ -61,11 +66,21 @@ def continue_context(model: Any, ids_1T: Any, cache: Any, new_tokens: int) -> fl
             do_sample=False,
             pad_token_id=0,
         )
-    return new_tokens / (time.perf_counter() - started)
+    return new_tokens / (clock() - started)
 
 
-def measure_context(models: dict[str, Any], length: int, *, new_tokens: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Bytes and speeds of all models at one context length."""
+def measure_context(
+    models: dict[str, Any],
+    length: int,
+    *,
+    pairs: Sequence[str],
+    new_tokens: int,
+    rounds: int,
+    calls: int,
+    clock: turns.Clock,
+    seed: int,
+) -> dict[str, Any]:
+    """Bytes and speeds of all models at one context length, and ratios of decoding speed of the pairs."""
     import torch
 
     from resformer.models.cache import cache_bytes
@@ -73,26 +88,35 @@ def measure_context(models: dict[str, Any], length: int, *, new_tokens: int, rou
     generator = torch.Generator().manual_seed(seed)
     vocab_size = next(iter(models.values())).config.vocab_size
     ids = torch.randint(1, vocab_size, (1, length + 1), generator=generator)
-    caches, prefill = {}, {}
-    for name, model in models.items():
-        caches[name], prefill[name] = read_context(model, ids)
-    order, speeds = random.Random(seed), {name: [] for name in models}
-    for round_number in range(rounds + 1):
+    caches: dict[str, Any] = {}
+    order, prefill, speeds = random.Random(seed), {name: [] for name in models}, {name: [] for name in models}
+    for _ in range(3):
         for name in order.sample(list(models), len(models)):
-            speed = continue_context(models[name], ids, caches[name], new_tokens)
-            if round_number:
-                speeds[name].append(speed)
-    base = speeds["llama"] if "llama" in speeds else next(iter(speeds.values()))
+            caches[name], speed = read_context(models[name], ids, clock)
+            prefill[name].append(speed)
+    for round_number in range(rounds + 1):
+        fastest = dict.fromkeys(models, 0.0)
+        for name in order.sample(list(models) * calls, len(models) * calls):
+            speed = continue_context(models[name], ids, caches[name], new_tokens, clock)
+            fastest[name] = max(fastest[name], speed)
+        for name in models if round_number else ():  # the first round warms up
+            speeds[name].append(fastest[name])
+    ratios = {}
+    for pair in pairs:
+        ours, peer = pair.split(":")
+        paired = [a / b for a, b in zip(speeds[ours], speeds[peer], strict=True)]
+        ratios[pair] = turns.summary(paired, seed=seed)
     return {
-        name: {
-            "context": length,
-            "cache_bytes_per_token": cache_bytes(caches[name]) / length,
-            "prefill_tokens_per_second": prefill[name],
-            "decode_tokens_per_second": statistics.median(speeds[name]),
-            "decode_ratio": turns.summary([a / b for a, b in zip(speeds[name], base, strict=True)], seed=seed),
-            "speeds": [round(speed, 3) for speed in speeds[name]],
-        }
-        for name in models
+        "context": length,
+        "models": {
+            name: {
+                "cache_bytes_per_token": cache_bytes(caches[name]) / length,
+                "prefill_tokens_per_second": max(prefill[name]),
+                "decode_tokens_per_second": statistics.median(speeds[name]),
+            }
+            for name in models
+        },
+        "ratios": ratios,
     }
 
 
@@ -136,7 +160,11 @@ def capacities(names: Sequence[str], shape: dict[str, Any], budget_mb: int, batc
     for name in names:
         request = json.dumps({"name": name, "shape": shape, "budget_mb": budget_mb, "batch_size": batch_size})
         done = subprocess.run(
-            [sys.executable, __file__, "--measure-capacity", request], capture_output=True, text=True, check=False
+            [sys.executable, __file__, "--measure-capacity", request],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **FIXED_THRESHOLD},
         )
         if done.returncode:
             raise RuntimeError(f"the capacity of {name} could not be measured: {done.stderr.strip()[-400:]}")
@@ -152,31 +180,49 @@ def plot(results: list[dict[str, Any]], out: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for name in results[0]:
-        contexts = [row[name]["context"] for row in results]
-        mebibytes = [row[name]["cache_bytes_per_token"] * row[name]["context"] / 2**20 for row in results]
-        left.plot(contexts, mebibytes, "o-", label=name)
-        right.plot(contexts, [row[name]["decode_tokens_per_second"] for row in results], "o-", label=name)
-    left.set(xlabel="context (tokens)", ylabel="cache (MiB)", title="Cache of one sequence")
+    contexts = [row["context"] for row in results]
+    for number, name in enumerate(results[0]["models"]):
+        rows = [row["models"][name] for row in results]
+        style = {"label": name, "color": f"C{number}", "linestyle": "--" if name == "llama" else "-", "marker": "o"}
+        left.plot(
+            contexts, [row["cache_bytes_per_token"] * n / 2**20 for row, n in zip(rows, contexts, strict=True)], **style
+        )
+        right.plot(contexts, [row["decode_tokens_per_second"] for row in rows], **style)
+    left.set(xlabel="context (tokens)", ylabel="cache (MiB)", title="Cache of one sequence", ylim=(0, None))
     right.set(xlabel="context (tokens)", ylabel="tokens per second", title="Decoding", ylim=(0, None))
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False)
+    right.legend(frameon=False)
     figure.savefig(out, dpi=150)
+
+
+def show(row: dict[str, Any]) -> None:
+    """What was measured at one context length."""
+    for name, found in row["models"].items():
+        print(
+            f"{row['context']:8,} {name:14} {found['cache_bytes_per_token']:12,.0f} "
+            f"{found['prefill_tokens_per_second']:14,.0f} {found['decode_tokens_per_second']:14,.1f}"
+        )
+    for pair, ratio in row["ratios"].items():
+        low, high = ratio["ratio_lower_95"], ratio["ratio_upper_95"]
+        print(f"         {pair.replace(':', ' / '):24} decodes at {ratio['ratio']:.3f} ({low:.3f} .. {high:.3f})")
+    sys.stdout.flush()
 
 
 def main(
     *,
     layers: int = 24,
-    hidden_size: int = 128,
+    hidden_size: int = 256,
     heads: int | None = None,
     vocab_size: int = 4096,
     contexts: tuple[int, ...] = (512, 2048, 8192),
-    new_tokens: int = 24,
+    new_tokens: int = 16,
     rounds: int = 12,
-    variants: tuple[str, ...] = VARIANTS,
-    budget_mb: int = 512,
+    calls: int = 3,
+    pairs: tuple[str, ...] = PAIRS,
+    clock: Literal["wall", "cpu"] = "cpu",
+    budget_mb: int = 256,
     batch_size: int = 1,
     threads: int = 1,
     seed: int = 0,
@@ -192,9 +238,11 @@ def main(
         heads: Attention heads; hidden size / 32 when not given.
         vocab_size: Entries of the vocabulary.
         contexts: Context lengths in tokens.
-        new_tokens: Tokens that each model adds in a round.
+        new_tokens: Tokens that each model adds in a call.
         rounds: Rounds that count.
-        variants: Models; "llama" is LlamaForCausalLM, and the ratios are to it if it is there, else to the first.
+        calls: Calls of each model in a round, of which the fastest counts.
+        pairs: Whose decoding speed to divide by whose, ours:peer; "llama" is LlamaForCausalLM, others are variants.
+        clock: cpu (seconds of this process, for a busy machine) or wall.
         budget_mb: Memory beyond the weights for the capacity, in MiB; 0 leaves it out.
         batch_size: Sequences for the capacity.
         threads: Threads of torch.
@@ -217,26 +265,30 @@ def main(
         vocab_size=vocab_size,
         sequence_length=max(*contexts, 2**20) + new_tokens + 1,
     )
-    models = {name: model.eval() for name, model in turns.build_models(set(variants), shape, "sdpa").items()}
-    models = {name: models[name] for name in variants}
-    print(f"{layers} layers x {hidden_size}, fp32, {threads} thread(s), {rounds} rounds of {new_tokens} new tokens")
-    print(f"{'model':14} {'context':>8} {'bytes/token':>12} {'prefill tok/s':>14} {'decode tok/s':>13}   ratio (95 %)")
+    names = tuple(dict.fromkeys(name for pair in pairs for name in reversed(pair.split(":"))))
+    models = {name: model.eval() for name, model in turns.build_models(set(names), shape, "sdpa").items()}
+    models = {name: models[name] for name in names}
+    print(
+        f"{layers} layers x {hidden_size}, fp32, {threads} thread(s), {clock} clock, {rounds} rounds of {calls} calls, "
+        f"{new_tokens} new tokens each"
+    )
+    print(f"{'context':>8} {'model':14} {'bytes/token':>12} {'prefill tok/s':>14} {'decode tok/s':>14}")
     results = []
+    settings = {"pairs": pairs, "new_tokens": new_tokens, "rounds": rounds, "calls": calls, "seed": seed}
     for length in contexts:
-        results.append(measure_context(models, length, new_tokens=new_tokens, rounds=rounds, seed=seed))
-        for name, row in results[-1].items():
-            ratio = row["decode_ratio"]
-            print(
-                f"{name:14} {length:8,} {row['cache_bytes_per_token']:12,.0f} "
-                f"{row['prefill_tokens_per_second']:14,.0f} {row['decode_tokens_per_second']:13,.1f}   "
-                f"{ratio['ratio']:.3f} ({ratio['ratio_lower_95']:.3f} .. {ratio['ratio_upper_95']:.3f})",
-                flush=True,
-            )
-    held = capacities(variants, shape, budget_mb, batch_size) if budget_mb else {}
+        results.append(measure_context(models, length, clock=turns.CLOCKS[clock], **settings))
+        show(results[-1])
+    held = capacities(names, shape, budget_mb, batch_size) if budget_mb else {}
     for name, count in held.items():
         print(f"{name:14} holds {count:,} tokens x {batch_size} in {budget_mb} MiB beyond the weights")
     if json_file is not None:
-        report = {"about": turns.about(), "shape": shape, "contexts": results, "capacity": held, "budget_mb": budget_mb}
+        report = {
+            "about": turns.about(),
+            "shape": shape,
+            "settings": {**settings, "clock": clock, "threads": threads},
+            "contexts": results,
+            "capacity": {"tokens": held, "budget_mb": budget_mb, "batch_size": batch_size},
+        }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     if plot_file is not None:
         plot(results, plot_file)

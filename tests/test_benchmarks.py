@@ -192,14 +192,39 @@ def test_decoding_is_compared_from_one_context(tmp_path: Path, capsys: pytest.Ca
             contexts=(24,),
             new_tokens=3,
             rounds=2,
-            variants=("llama", "svformer"),
+            calls=1,
+            pairs=("svformer:llama",),
             budget_mb=0,
             json_file=target,
+            plot_file=tmp_path / "decode.png",
         )
         == 0
     )
     (measured,) = json.loads(target.read_text())["contexts"]
-    assert measured["llama"]["cache_bytes_per_token"] == 4 * 2 * 32 * 4  # layers, keys and values, width, fp32
-    assert measured["svformer"]["cache_bytes_per_token"] == (4 + 1) * 32 * 4
-    assert measured["llama"]["decode_ratio"]["ratio"] == 1.0 and len(measured["svformer"]["speeds"]) == 2
-    assert capsys.readouterr().out.count("\n") == 4
+    models = measured["models"]
+    assert list(models) == ["llama", "svformer"] and (tmp_path / "decode.png").stat().st_size > 1000
+    assert models["llama"]["cache_bytes_per_token"] == 4 * 2 * 32 * 4  # layers, keys and values, width, fp32
+    assert models["svformer"]["cache_bytes_per_token"] == (4 + 1) * 32 * 4
+    assert len(measured["ratios"]["svformer:llama"]["ratios"]) == 2
+    assert capsys.readouterr().out.count("\n") == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is limited and read as Linux has it")
+def test_a_smaller_cache_holds_more_tokens_in_the_same_memory() -> None:
+    decode = load("decode")
+    shape = {"layers": 8, "hidden_size": 128, "vocab_size": 64, "sequence_length": 2**16}
+    shape = decode.turns.sizes(**shape, heads=None, intermediate_size=None)
+    held = decode.capacities(("transformer", "svformer"), shape, 24, 1)
+    assert held["svformer"] > 1.3 * held["transformer"] > 0
+
+
+def test_generation_is_compared_with_transformers_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate, target = load("generate"), tmp_path / "generate.json"
+    shape = {"layers": 2, "hidden_size": 32, "vocab_size": 64, "prompt_tokens": 4, "new_tokens": 3}
+    assert generate.main(models=("svformer", "llama"), **shape, compile=False, rounds=2, json_file=target) == 0
+    results = json.loads(target.read_text())["results"]
+    assert [one["model"] for one in results] == ["svformer", "llama"]
+    assert all(one["ratio"] > 0 and len(one["ratios"]) == 2 for one in results)
+    assert capsys.readouterr().out.count("\n") == 5
+    with pytest.raises(UserError, match="did you mean 'svformer'"):
+        generate.main(models=("svforme",), **shape, compile=False)

@@ -102,7 +102,7 @@ def test_a_window_is_a_band_of_the_attention_matrix(attention):
     model.model.layers[0].self_attn.register_forward_hook(lambda module, args, out: plain.update(h=args[0], out=out[0]))
     with torch.no_grad():
         model(x, use_cache=False)
-        cos, sin = model.model.rotary_emb(seen["h"], torch.arange(16)[None])
+        cos, sin = (x[:, 0] for x in model.model.rotary_emb(seen["h"], torch.arange(16)[None]))
         for attn, state, width in ((layer, seen, WINDOW), (model.model.layers[0].self_attn, plain, 16)):
             q, k, v = (p(state["h"]).view(2, 16, 4, 8) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
             angle = torch.cat((sin[..., :4].neg(), sin[..., 4:]), dim=-1)[:, :, None]

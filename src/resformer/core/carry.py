@@ -7,7 +7,7 @@ neither.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -27,10 +27,16 @@ class Carry:
     `averaged`.
     """
 
-    def __init__(self, plan: Plan, tables: Sequence[Tensor | None] = ()) -> None:
-        """Args: the plan, and per layer what a token table says for it (None where nothing)."""
+    def __init__(
+        self, plan: Plan, tables: Sequence[Tensor | None] = (), last: Mapping[Sent, int] | None = None
+    ) -> None:
+        """Args: the plan, per layer what a token table says for it (None where nothing), and `last_reader(plan)` if it
+        is at hand.
+        """
         self.plan, self.tables = plan, tables
-        self.last_reader = last_reader(plan)
+        self.last_reader = last_reader(plan) if last is None else last
+        # Hidden states are read after the block that reads them has sent its own tensors.
+        self.drops = {reader + (what == "hidden") for (_, what, _), reader in self.last_reader.items()}
         self.held: dict[Sent, Tensor] = {}
 
     def received(self, layer: int) -> tuple[Tensor, ...]:
@@ -50,12 +56,8 @@ class Carry:
         assert len(sent) == len(sends), f"layer {layer} sent {len(sent)} tensors, its row says {len(sends)}"
         for (what, state), tensor in zip(sends, sent, strict=True):
             self.held[layer, what, state] = tensor
-        # Hidden states are read after the block that reads them has sent its own tensors.
-        self.held = {
-            key: tensor
-            for key, tensor in self.held.items()
-            if self.last_reader[key] > layer or (key[1] == "hidden" and self.last_reader[key] == layer)
-        }
+        if layer in self.drops:
+            self.held = {key: x for key, x in self.held.items() if self.last_reader[key] + (key[1] == "hidden") > layer}
 
     def keep_hidden(self, layer: int, hidden: Tensor) -> None:
         """Take the output of block `layer` (0: the embeddings), if anybody averages it."""

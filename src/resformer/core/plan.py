@@ -64,6 +64,8 @@ class Row:
         sends: tensors that later layers read; filled by `link`.
         window: how many tokens a query sees, itself and those before it; None for all. Set by `with_windows`.
         slot_window: how many tokens the layer's cache slot must keep, None for all: those of its longest reader.
+        received: reads that go into the block, in order.
+        averaged: reads of hidden states, which are averaged with the block's output, in order.
     """
 
     layer: int = field(compare=False)
@@ -78,6 +80,13 @@ class Row:
     sends: tuple[tuple[What, State], ...] = ()
     window: int | None = None
     slot_window: int | None = None
+    received: tuple[Read, ...] = field(init=False, compare=False, repr=False)
+    averaged: tuple[Read, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Once, since the layer loop asks in every decoding step.
+        object.__setattr__(self, "received", tuple(read for read in self.reads if read.what != "hidden"))
+        object.__setattr__(self, "averaged", tuple(read for read in self.reads if read.what == "hidden"))
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -89,16 +98,6 @@ class Row:
     def mixes(self) -> bool:
         """The layer's value depends on another layer's, or on a token table."""
         return any(read.what in ("value", "table") for read in self.reads)
-
-    @property
-    def received(self) -> tuple[Read, ...]:
-        """Reads that go into the block, in order; those of hidden states are averaged after it."""
-        return tuple(read for read in self.reads if read.what != "hidden")
-
-    @property
-    def averaged(self) -> tuple[Read, ...]:
-        """Hidden states that are averaged with the block's output, in order."""
-        return tuple(read for read in self.reads if read.what == "hidden")
 
 
 Plan = tuple[Row, ...]

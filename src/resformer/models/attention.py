@@ -20,7 +20,7 @@ from ..core.mixing import upcast
 from ..core.plan import Plan, Row
 from ..core.policy import Policy, Shape
 from .configuration import ResFormerConfig
-from .masks import Span, aligned
+from .masks import Span, aligned, choose_lengths
 from .norm import RMSNorm
 from .positions import rotate
 
@@ -79,6 +79,7 @@ class Attention(nn.Module):
             self.v_proj = nn.Linear(shape.hidden_size, own_heads(row, shape) * shape.head_dim, bias=bias)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=bias)
         self.value_residual = Policy() if policy is None else policy
+        self.read_kinds, self.norms_heads = read_kinds(self.row), config.qk_norm  # a step asks often, a config is slow
 
     def forward(
         self,
@@ -95,7 +96,7 @@ class Attention(nn.Module):
         Args:
             hidden: normed input `[B, T, C]`.
             received: the tensors of `row.received`, then `row.coefficients` tensors from outside the blocks.
-            position_embeddings: cos and sin, `[B, T, D]`; None where positions are in the hidden states.
+            position_embeddings: cos and sin, `[B, 1, T, D]`; None where positions are in the hidden states.
             attention_mask: as the attention function wants it.
             cache: storage only; values travel as tensors.
             span: what to attend to, where the slots that the layer reads return tokens of different spans.
@@ -104,12 +105,11 @@ class Attention(nn.Module):
             Output `[B, T, C]`, attention weights (None but for eager), then the tensors of `row.sends`.
         """
         row, policy = self.row, self.value_residual
-        reads = sort_reads(row, received, span)
-        values, coefficients = reads["value"], received[len(row.received) :]
+        reads = sort_reads(self.read_kinds, received, span)
+        values, coefficients = reads["value"], received[len(self.read_kinds) :]
         raw_query, raw_key, own = self.project(hidden)
-        turns = None if position_embeddings is None else tuple(x.unsqueeze(1) for x in position_embeddings)
-        query = turned(policy.mix_query(raw_query, reads["query"]), turns)
-        key = None if raw_key is None else turned(policy.mix_key(raw_key, reads["key"]), turns)
+        query = turned(policy.mix_query(raw_query, reads["query"]), position_embeddings)
+        key = None if raw_key is None else turned(policy.mix_key(raw_key, reads["key"]), position_embeddings)
 
         if row.stores == "mixed":  # only the new tokens are mixed, and the mixture is what the cache keeps
             mixed = policy.mix(own, values, hidden, coefficients)
@@ -144,7 +144,7 @@ class Attention(nn.Module):
         query = self.q_proj(hidden).view(heads_shape) if self.row.owns_query else None
         key = self.k_proj(hidden).view(heads_shape) if self.row.owns_key else None
         value = self.v_proj(hidden).view(heads_shape) if self.row.owns_value else None
-        if self.config.qk_norm:
+        if self.norms_heads:
             query = self.q_norm(query) if query is not None else None
             key = self.k_norm(key) if key is not None else None
         return query, key, value
@@ -159,7 +159,10 @@ class Attention(nn.Module):
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output `[B, T, H, D]` by the configured implementation, and its weights if it has any."""
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        name = self.config._attn_implementation
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+        if name == "paged|eager":  # transformers' own does not let weights be mixed
+            function = eager_attention
         if read_weights:
             kwargs = {**kwargs, "mix": lambda weights: self.value_residual.mix_attention(weights, read_weights)}
         if self.row.window is not None:
@@ -182,8 +185,11 @@ class Attention(nn.Module):
         """Append to the cache what the layer stores; returns keys and values of all tokens so far, `[B, H_kv, S, D]`,
         None for what it does not store.
         """
-        if cache is None or (key is None and value is None):
+        if cache is None:
             return key, value
+        if key is None and value is None:
+            choose_lengths(kwargs, self.row.window)
+            return None, None
         if key is None:
             # The length of a slot is that of its first tensor, so a slot without keys keeps its values there.
             assert value is not None
@@ -211,13 +217,24 @@ def implementations(plan: Plan) -> tuple[str, ...]:
     return ("sdpa", "eager") if any(row.extends for row in plan) else ()  # others take no mask for two sets of keys
 
 
-def sort_reads(row: Row, received: Sequence[Tensor], span: Span | None) -> dict[str, tuple[Tensor, ...]]:
-    """The tensors that a layer received by what the policy calls them: "value" (and token tables) to mix, or "attended"
-    where they are attended to beside the own ones; "key", "query", "attention". Stored ones are cut to `span`.
+def read_kinds(row: Row) -> tuple[tuple[str, bool], ...]:
+    """Per tensor that a layer receives: what its policy calls it, and whether it is a stored one.
+
+    Kinds: "value" (and token tables) to mix, or "attended" where it is attended to beside the own ones; "key", "query",
+    "attention".
     """
-    kinds: dict[str, tuple[Tensor, ...]] = {"value": (), "attended": (), "key": (), "query": (), "attention": ()}
-    for read, tensor in zip(row.received, received, strict=False):  # coefficients follow
+    kinds = []
+    for read in row.received:
         kind: str = "value" if read.what == "table" else read.what
-        kind = "attended" if kind == "value" and row.extends else kind
-        kinds[kind] = (*kinds[kind], aligned(tensor, span, dim=1) if read.state == "stored" else tensor)
-    return kinds
+        kinds.append(("attended" if kind == "value" and row.extends else kind, read.state == "stored"))
+    return tuple(kinds)
+
+
+def sort_reads(
+    kinds: Sequence[tuple[str, bool]], received: Sequence[Tensor], span: Span | None
+) -> dict[str, tuple[Tensor, ...]]:
+    """The tensors that a layer received by their kind; stored ones are cut to `span`."""
+    reads: dict[str, tuple[Tensor, ...]] = {"value": (), "attended": (), "key": (), "query": (), "attention": ()}
+    for (kind, stored), tensor in zip(kinds, received, strict=False):  # coefficients follow
+        reads[kind] = (*reads[kind], aligned(tensor, span, dim=1) if stored else tensor)
+    return reads

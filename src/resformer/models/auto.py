@@ -29,6 +29,21 @@ def register() -> None:
     AutoConfig.register(MODEL_TYPE, ResFormerConfig, exist_ok=True)
     AutoModel.register(ResFormerConfig, ResFormerModel, exist_ok=True)
     AutoModelForCausalLM.register(ResFormerConfig, ResFormerForCausalLM, exist_ok=True)
+    # `transformers serve` asks no Auto class: it looks config.architectures up in the namespace of transformers.
+    for namespace in _namespaces():
+        setattr(namespace, ResFormerForCausalLM.__name__, ResFormerForCausalLM)
+
+
+def _namespaces() -> list[ModuleType]:
+    """Every module object that is known as transformers: its own code runs `transformers/__init__.py` twice, and each
+    of its modules keeps the object that was there when it was imported.
+    """
+    held = [
+        vars(module).get("transformers")
+        for name, module in list(sys.modules.items())
+        if name.startswith("transformers.")
+    ]
+    return [*{id(one): one for one in (sys.modules["transformers"], *held) if isinstance(one, ModuleType)}.values()]
 
 
 class _ConfigStandIn:

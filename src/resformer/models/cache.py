@@ -3,80 +3,59 @@
 A layer that reads its values from another one stores keys only: it hands the cache a values tensor of width 0, `[B,
 H_kv, T, 0]`. A layer that reads its keys stores its values only, as the slot's first tensor, and one that reads both
 never touches its slot. Every cache operation of transformers (concatenate, reorder, crop, repeat, select, static index
-copy) holds for such slots, so a plain `DynamicCache` or `StaticCache` is right and small as well. The one exception is
-static allocation, where a stock layer guesses both tensors from the model's sizes or from the first one; the planned
-layers mend that. Which slots keep only a window transformers reads from the config's `layer_types`.
+copy) holds for such slots, so a plain `DynamicCache` is right and small as well. Static and quantized layers need
+their sizes said (`cache_layers`), and `token_cache` needs no values at all. Which slots keep only a window transformers
+reads from the config's `layer_types`.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, QuantizedCache, StaticCache
 
-from ..core.plan import Plan, Row
-from ..core.policy import Shape
 from ..errors import UserError, did_you_mean
+from .accounting import kv_bytes
+from .cache_layers import fit, slots
 from .configuration import ResFormerConfig
+from .token_cache import TokenCache, check_plan
 
-Kind = Literal["dynamic", "static"]
-Slot = tuple[int, int]
-KINDS: tuple[Kind, ...] = ("dynamic", "static")
-
-
-class _Planned(StaticLayer):
-    """A static layer whose tensors have the heads and widths that the plan says, also when it is allocated ahead of
-    time.
-    """
-
-    first: Slot
-    second: Slot
-
-    @classmethod
-    def like(cls, layer: StaticLayer, *, first: Slot, second: Slot) -> StaticLayer:
-        """A fresh layer as it is, but for the heads and widths of the slot's two tensors."""
-        planned = cls.__new__(cls)
-        planned.__dict__.update(layer.__dict__, first=first, second=second)
-        return planned
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        (heads, width), (second_heads, second_width) = self.first, self.second
-        rows = key_states.shape[0]
-        super().lazy_initialization(
-            key_states.new_empty(rows, heads, 0, width), value_states.new_empty(rows, heads, 0, second_width)
-        )
-        if second_heads != heads:
-            assert self.values is not None
-            self.values = self.values[:, :second_heads].clone()  # a slice of one row would keep the whole storage
+Kind = Literal["dynamic", "static", "quantized", "offloaded", "tokens", "auto"]
+KINDS: tuple[Kind, ...] = ("dynamic", "static", "quantized", "offloaded", "tokens", "auto")
+BACKENDS = ("fp8", "quanto", "hqq")
+OFFLOADS = ("cuda", "xpu")
+TENSORS = ("keys", "values", "_quantized_keys", "_quantized_values")
 
 
-class PlannedStaticLayer(_Planned):
-    """For slots that keep all tokens."""
-
-
-class PlannedSlidingLayer(_Planned, StaticSlidingWindowLayer):
-    """For slots that keep the last tokens of a window."""
-
-
-PLANNED: dict[type, type[_Planned]] = {
-    StaticLayer: PlannedStaticLayer,
-    StaticSlidingWindowLayer: PlannedSlidingLayer,
-}
-
-
-def build_cache(model_or_config: object, kind: Kind = "dynamic", max_length: int | None = None) -> Cache:
+def build_cache(
+    model_or_config: object, kind: Kind = "dynamic", max_length: int | None = None, **options: Any
+) -> Cache:
     """A cache laid out by the plan of a model.
 
+    | kind | what it is | options |
+    |---|---|---|
+    | dynamic | grows with the text | |
+    | static | allocated once, for `torch.compile` | |
+    | quantized | 8-bit floating point ("fp8"), or few-bit integers ("quanto", "hqq") | `backend`, and what it takes |
+    | offloaded | grows in the memory of the host, one layer at a time on the accelerator | |
+    | tokens | token ids in place of layer 1's values, which are read from a table (`token_cache`) | |
+    | auto | "dynamic" or "tokens", whichever has the lower peak by `peak_bytes` | `batch_size`, `held` |
+
     Args:
-        model_or_config: one of our models or its config.
-        kind: "dynamic" (grows) or "static" (allocated once for `max_length` tokens, for `torch.compile`).
-        max_length: tokens that a static cache holds; its default is the model's `max_position_embeddings`.
+        model_or_config: one of our models or its config; "tokens" and "auto" need the model.
+        kind: see above.
+        max_length: tokens that a static cache holds, or that "auto" reckons with; its default is the model's
+            `max_position_embeddings`.
+        options: see above.
 
     Raises:
-        UserError: for an unknown kind, or a `max_length` below 1.
+        UserError: for an unknown kind, an option that the kind has not, a `max_length` below 1, or a kind that cannot
+            work with this model, on its device or with this version of transformers.
     """
     config = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, ResFormerConfig):
@@ -85,57 +64,162 @@ def build_cache(model_or_config: object, kind: Kind = "dynamic", max_length: int
         )
     if kind not in KINDS:
         raise UserError(f"cache kind is {kind!r}; expected one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}")
-    if kind == "dynamic":
-        return DynamicCache(config=config)
     length = config.max_position_embeddings if max_length is None else max_length
     if length < 1:
-        raise UserError(f"max_length is {length}; a static cache holds at least 1 token")
-    cache = StaticCache(config=config, max_cache_len=length)
-    lay_out(cache, config.plan(), config.shape())
+        raise UserError(f"max_length is {length}; a cache holds at least 1 token")
+    takes = {"auto": ("batch_size", "held"), "quantized": tuple(options)}.get(kind, ())
+    for name in options:
+        if name not in takes:
+            raise UserError(f"a cache of kind {kind!r} takes no option {name!r}{did_you_mean(name, takes)}")
+    if kind == "auto":
+        kinds: tuple[Kind, ...] = ("dynamic", "tokens") if _holds_tokens(config) else ("dynamic",)
+        kind = min(kinds, key=lambda k: peak_bytes(model_or_config, k, length, **options))
+    if kind == "quantized":
+        cache = _quantized(config, **options)
+    elif kind == "static":
+        cache = StaticCache(config=config, max_cache_len=length)
+    elif kind == "offloaded":
+        refuse_offloading(getattr(model_or_config, "device", None))
+        cache = DynamicCache(config=config, offloading=True)
+    elif kind == "tokens":
+        cache = TokenCache(_base(model_or_config))
+    else:
+        cache = DynamicCache(config=config)
+    fit(cache, config.plan(), config.shape())
     return cache
 
 
-def lay_out(cache: Cache, plan: Plan, shape: Shape) -> None:
-    """Give a fresh static cache a layer of the plan's sizes wherever these are not a key and a value of all heads (in
-    place). Any other cache stays as it is.
+def _base(model: Any) -> Any:
+    """The model without its head."""
+    model = getattr(model, "model", model)
+    if not hasattr(model, "embed_tokens"):
+        raise UserError("a 'tokens' cache holds a table made from the weights; give build_cache the model")
+    return model
+
+
+def _holds_tokens(config: ResFormerConfig) -> bool:
+    try:
+        check_plan(config, config.plan())
+    except UserError:
+        return False
+    return True
+
+
+def _quantized(config: ResFormerConfig, backend: str = "fp8", **options: Any) -> Cache:
+    if backend not in BACKENDS:
+        raise UserError(
+            f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}{did_you_mean(backend, BACKENDS)}"
+        )
+    try:
+        return QuantizedCache(backend=backend, config=config, **options)
+    except (ValueError, TypeError, ImportError) as error:  # a window, an option that is not there, a missing package
+        what = " ".join(str(error).split())
+        raise UserError(f"a quantized cache with backend {backend!r} cannot be made here: {what}") from None
+
+
+def refuse_offloading(device: torch.device | None) -> None:
+    """Raises UserError when there is nothing to offload from."""
+    if device is not None and device.type not in OFFLOADS:
+        raise UserError(
+            f"an offloaded cache moves layers between an accelerator and the host, but the model is on "
+            f"{device.type!r}; use the kind 'dynamic', or move the model to 'cuda'"
+        )
+
+
+def prepare(cache: Cache | None, model: Any, input_ids: Tensor | None) -> None:
+    """Make a user's own cache fit the plan before its first tokens (in place), or say what it costs.
+
+    Raises:
+        UserError: for a cache that cannot work on the model's device or with its inputs.
     """
-    full = (shape.kv_heads, shape.head_dim)
-    for index, row in enumerate(plan):
-        layer = cache.layers[index]
-        first, second = slots(row, shape)
-        if not isinstance(layer, StaticLayer) or layer.is_initialized or type(layer) not in PLANNED:
-            continue
-        if (first, second) != (full, full):
-            cache.layers[index] = PLANNED[type(layer)].like(layer, first=first, second=second)
-
-
-def prepare(cache: Cache | None, plan: Plan, shape: Shape) -> None:
-    """Make a user's own cache fit the plan before its first tokens (in place), or say what it costs."""
-    if isinstance(cache, StaticCache):
-        lay_out(cache, plan, shape)
-    elif isinstance(cache, DynamicCache) and not cache.layers and any(row.slot_window for row in plan):
+    if isinstance(cache, TokenCache):
+        cache.note(input_ids)
+    elif isinstance(cache, StaticCache | QuantizedCache):
+        fit(cache, model.plan, model.config.shape())
+    elif isinstance(cache, DynamicCache) and not cache.layers and any(row.slot_window for row in model.plan):
         warnings.warn(
             "this cache was made without the model's config, so that sliding layers keep all tokens in it; results are "
             "the same, and resformer.build_cache(model) makes a smaller one",
             stacklevel=3,
         )
+    if getattr(cache, "offloading", False):
+        refuse_offloading(model.embed_tokens.weight.device)
 
 
-def slots(row: Row, shape: Shape) -> tuple[Slot, Slot]:
-    """Heads and width of the two tensors of a layer's slot."""
-    key = (shape.kv_heads, shape.head_dim if row.owns_key else 0)
-    value = (round(row.value_share * shape.kv_heads), 0 if row.stores == "none" else shape.head_dim)
-    if row.owns_key or row.stores == "none":
-        return key, value
-    return value, (value[0], 0)
+@dataclass(frozen=True, kw_only=True)
+class CacheParts:
+    """Bytes of a cache: what it stores, the table that a "tokens" cache reads from (one for all caches of a model that
+    are copies of each other), and the plane of values that its next step gathers and then drops.
+    """
+
+    stored: int
+    table: int = 0
+    gathered: int = 0
+
+
+def cache_parts(cache: Cache) -> CacheParts:
+    """The bytes of a cache, counted on its real tensors."""
+    table, gathered = cache.parts() if isinstance(cache, TokenCache) else (0, 0)
+    return CacheParts(stored=cache_bytes(cache), table=table, gathered=gathered)
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of the distinct storages behind a cache's real tensors, each counted once."""
-    storages: dict[int, int] = {}
+    """Bytes of the distinct storages behind a cache's real tensors, each counted once; quantized numbers with their
+    scales, token ids included.
+    """
+    storages: dict[tuple[Any, int], int] = {}
     for layer in cache.layers:
-        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if isinstance(tensor, torch.Tensor) and tensor.numel():
-                storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+        for name in TENSORS:
+            for tensor in _tensors(getattr(layer, name, None)):
+                if tensor.numel():
+                    storage = tensor.untyped_storage()
+                    storages[tensor.device, storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors inside nested containers and tensor subclasses."""
+    if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _tensors(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def peak_bytes(model: Any, kind: str, tokens: int, *, batch_size: int = 1, held: int = 1) -> int:
+    """Bytes of "dynamic" or "tokens" caches at the peak of a decoding step: `held` caches of `batch_size` sequences and
+    `tokens` tokens are kept, and one of them decodes.
+
+    The plane that a growing slot is copied through is the same in both kinds and left out. For held = 1 "tokens" never
+    wins: what it does not store it gathers, and the table comes on top.
+    """
+    base = _base(model)
+    config, size = base.config, base.dtype.itemsize
+    stored = batch_size * kv_bytes(config, tokens, dtype_bytes=size)
+    if kind == "dynamic":
+        return held * stored
+    shape, window = config.shape(), base.plan[0].slot_window
+    kept = batch_size * min(tokens, window or tokens)
+    plane = kept * shape.kv_heads * shape.head_dim * size
+    table = config.vocab_size * shape.kv_heads * shape.head_dim * size
+    return held * (stored - plane + kept * torch.int32.itemsize) + plane + table
+
+
+__all__ = [
+    "KINDS",
+    "CacheParts",
+    "Kind",
+    "build_cache",
+    "cache_bytes",
+    "cache_parts",
+    "fit",
+    "peak_bytes",
+    "prepare",
+    "refuse_offloading",
+    "slots",
+]

@@ -7,7 +7,7 @@ what the shorter one still has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,25 @@ def attention_masks(
             )
         masks[view.mask] = made[kind]
     return masks
+
+
+def layer_type(window: int | None) -> str:
+    """transformers' word for a layer, or a slot, of such a window."""
+    return "full_attention" if window is None else "sliding_attention"
+
+
+def by_view(wanted: Iterable[View], masks: Mapping[str, Any]) -> dict[str, Any]:
+    """Ready masks by name of the views, from masks by those names or by transformers' layer types."""
+    return {view.mask: masks[view.mask if view.mask in masks else layer_type(view.window)] for view in wanted}
+
+
+def choose_lengths(kwargs: dict[str, Any], window: int | None) -> None:
+    """Choose by layer type, in place, what a batching manager says of the tokens that a layer attends to. For layers
+    that have a slot the cache does it.
+    """
+    for name in ("cu_seq_lens_k", "max_length_k"):
+        if isinstance(kwargs.get(name), dict):
+            kwargs[name] = kwargs[name][layer_type(window)]
 
 
 def spans(wanted: Sequence[View], cache: Cache | None, new: int) -> list[Span | None]:

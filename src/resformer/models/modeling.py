@@ -22,12 +22,14 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from ..core.carry import Carry
+from ..core.plan import last_reader
 from ..errors import UserError
-from .cache import lay_out, prepare
+from .batching import BatchedGeneration
+from .cache import fit, prepare, refuse_offloading
 from .compat import CACHE
 from .configuration import ResFormerConfig
 from .layers import DecoderLayer
-from .masks import attention_masks, spans, views
+from .masks import attention_masks, by_view, spans, views
 from .mlp import load_balancing_loss
 from .norm import make_norm
 from .positions import LearnedPositions, RotaryEmbedding, consecutive, unpadded
@@ -55,7 +57,8 @@ class ResFormerModel(ResFormerPreTrainedModel):
         super().__init__(config)
         variant, shape = config.build_variant(), config.shape()
         self.plan = config.plan()
-        self.views = views(self.plan)
+        self.views, self.last_reader = views(self.plan), last_reader(self.plan)
+        self.mask_names = tuple(view.mask for view in self.views)
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers = nn.ModuleList(DecoderLayer(config, row, variant.policy(row, shape)) for row in self.plan)
@@ -87,9 +90,9 @@ class ResFormerModel(ResFormerPreTrainedModel):
     def masks(
         self, hidden: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None
     ) -> dict[str, Any]:
-        """The layers' masks by name (`View.mask`), unless `generate` has made them already."""
+        """The layers' masks by name (`View.mask`), unless `generate` or a batching manager has made them already."""
         if isinstance(attention_mask, dict):
-            return attention_mask
+            return by_view(self.views, attention_mask)
         extends = any(row.extends for row in self.plan)
         return attention_masks(
             self.config, self.views, hidden, attention_mask, position_ids, cache, materialise=extends
@@ -102,10 +105,12 @@ class ResFormerModel(ResFormerPreTrainedModel):
 
         Learned ones are counted without the padding, which rotary ones do not need: only distances matter to them.
         """
-        past, new = cache.get_seq_length() if cache is not None else 0, hidden.shape[1]
+        new = hidden.shape[1]
         if position_ids is None and is_padding_mask(attention_mask) and self.embed_positions is not None:
             position_ids = unpadded(attention_mask, new)
-        return consecutive(new, past, hidden.device) if position_ids is None else position_ids
+        if position_ids is not None:  # a paged cache, whose requests have lengths of their own, always comes with them
+            return position_ids
+        return consecutive(new, cache.get_seq_length() if cache is not None else 0, hidden.device)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -138,7 +143,7 @@ class ResFormerModel(ResFormerPreTrainedModel):
             cache, use_cache = None, False
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        prepare(cache, self.plan, self.config.shape())
+        prepare(cache, self, input_ids)
 
         # Positions that nobody gave are consecutive. The masks then need no check for packed documents, and a compiled
         # training step runs attention without a materialised mask.
@@ -149,29 +154,28 @@ class ResFormerModel(ResFormerPreTrainedModel):
         position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
 
         coefficients = self.layer_coefficients()
-        carry = Carry(self.plan, tables=self.table_values(input_ids))
+        carry = Carry(self.plan, self.table_values(input_ids), self.last_reader)
         carry.keep_hidden(0, hidden)
         router_logits: list[Tensor] = []
         span_of_layer = spans(self.views, cache, hidden.shape[1])
-        for row, layer, view, span in zip(self.plan, self.layers, self.views, span_of_layer, strict=True):
+        for row, layer, mask, span in zip(self.plan, self.layers, self.mask_names, span_of_layer, strict=True):
             hidden, *sent = layer(
                 hidden,
                 *carry.received(row.layer),
                 *coefficients[row.layer - 1],
-                attention_mask=masks[view.mask],
+                attention_mask=masks[mask],
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
                 cache=cache,
                 span=span,
                 **kwargs,
             )
-            if self.config.num_experts:
+            if layer.routes:
                 router_logits.append(sent.pop())
             carry.keep(row.layer, sent)
             carry.keep_hidden(row.layer, hidden)
-            average = str(row.layer - 1)
-            if average in self.depth_average:
-                hidden = self.depth_average[average](hidden, carry.averaged(row.layer))
+            if row.averaged:
+                hidden = self.depth_average[str(row.layer - 1)](hidden, carry.averaged(row.layer))
         outputs: dict[str, Any] = {"last_hidden_state": self.norm(hidden), CACHE: cache}
         if not router_logits:
             return BaseModelOutputWithPast(**outputs)
@@ -180,7 +184,7 @@ class ResFormerModel(ResFormerPreTrainedModel):
         return RoutedModelOutput(**outputs, router_logits=tuple(router_logits))  # type: ignore[arg-type]
 
 
-class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
+class ResFormerForCausalLM(BatchedGeneration, ResFormerPreTrainedModel, GenerationMixin):
     """The language model: `ResFormerModel` and an output head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -253,10 +257,16 @@ class ResFormerForCausalLM(ResFormerPreTrainedModel, GenerationMixin):
         """transformers' static cache for `generate`, laid out by the plan; allocated ahead of time only after that."""
         cache = super()._prepare_static_cache(batch_size=batch_size, prefill_chunk_size=None, **kwargs)  # type: ignore[misc]
         shape = self.config.shape()
-        lay_out(cache, self.model.plan, shape)
+        fit(cache, self.model.plan, shape)
         if prefill_chunk_size is not None:
             cache.early_initialization(batch_size, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device)
         return cache
+
+    def _prepare_cache_for_generation(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a cache that cannot work here is refused before the prompt is read."""
+        if "offloaded" in (generation_config.cache_implementation or ""):
+            refuse_offloading(self.device)
+        return super()._prepare_cache_for_generation(generation_config, *args, **kwargs)  # type: ignore[misc]
 
     @torch.no_grad()
     def lambda_map(self) -> dict[str, list]:

@@ -45,8 +45,8 @@ class RotaryEmbedding(nn.Module):
     @torch.no_grad()
     @dynamic_rope_update
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos of the angles and sin with the sign that `rotate` wants, each `[B, T, D]` in the dtype of `x`."""
-        angles = position_ids[..., None].float() * self.inv_freq.float().to(x.device)
+        """cos of the angles and sin with the sign that `rotate` wants, each `[B, 1, T, D]` in the dtype of `x`."""
+        angles = position_ids[:, None, :, None].float() * self.inv_freq.float().to(x.device)
         angles = torch.cat((-angles, angles), dim=-1)
         return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
 

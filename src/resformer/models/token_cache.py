@@ -1,0 +1,148 @@
+"""A cache that holds token ids in place of the first layer's values.
+
+Layer 1 sees nothing but the embedding of its own token: with rotary positions, which turn queries and keys only, its
+value is W_v norm(E[token]), a row of a table over the vocabulary. So the ids and the table say what the value plane
+says. In SVFormer that plane is the only one, and what is left to store are the keys: half of a Transformer's cache.
+
+A step still gathers the plane, since every later layer reads it. So the cache is smaller *between* steps: it pays for
+caches that are kept (conversations, shared prefixes) while another one decodes, and not for the peak of a single one.
+
+Shapes: B batch, T new tokens, S all tokens so far, H_kv key/value heads, D head dimension, V vocabulary, C hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ..core.plan import Plan
+from ..errors import UserError
+from .configuration import ResFormerConfig
+
+ROWS_AT_ONCE = 4096  # of the vocabulary, while the table is made
+
+
+class ValueTable:
+    """Layer 1's values of all tokens, `[V, H_kv * D]`, as the weights of a model (a `ResFormerModel`) give them now.
+
+    Copies of a cache share it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.sources = _sources(model)
+        self.versions = [source._version for source in self.sources]
+        self.heads, self.width = model.config.shape().kv_heads, model.config.shape().head_dim
+        self.values_VD = _first_values(model)
+
+    def __call__(self, ids_BT: Tensor) -> Tensor:
+        """The values `[B, H_kv, T, D]` of tokens `[B, T]`."""
+        values = F.embedding(ids_BT, self.values_VD)
+        return values.unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ValueTable:
+        return self
+
+    def check(self) -> None:
+        """Raises UserError when the weights behind the table have changed since it was made."""
+        if [source._version for source in self.sources] != self.versions:
+            raise UserError("the model's weights changed after this 'tokens' cache was made; make a new one")
+
+
+class _TokenSlot(DynamicLayer):
+    """A slot that stores keys `[B, H_kv, S, D]` and, in place of values, token ids `[B, 1, S, 1]`."""
+
+    table: ValueTable
+    new_ids: Tensor | None
+
+    @classmethod
+    def like(cls, layer: DynamicLayer, table: ValueTable) -> DynamicLayer:
+        """A fresh layer as it is, with a table."""
+        slot = cls.__new__(cls)
+        slot.__dict__.update(layer.__dict__, table=table, new_ids=None)
+        return slot
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        ids, self.new_ids = self.new_ids, None
+        if ids is None or ids.shape[-1] != key_states.shape[-2]:
+            raise UserError("a 'tokens' cache works only with the model that it was made for (resformer.build_cache)")
+        new = ids.to(device=key_states.device, dtype=torch.int32)[:, None, :, None]
+        keys, all_ids = super().update(key_states, new, *args, **kwargs)
+        return keys, self.table(all_ids[:, 0, :, 0])
+
+
+class TokenSlot(_TokenSlot):
+    """For slots that keep all tokens."""
+
+
+class SlidingTokenSlot(_TokenSlot, DynamicSlidingWindowLayer):
+    """For slots that keep the last tokens of a window."""
+
+
+class TokenCache(DynamicCache):
+    """A growing cache whose first slot holds token ids in place of values; see `resformer.build_cache`."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        check_plan(model.config, model.plan)
+        super().__init__(config=model.config, **options)
+        self.table = ValueTable(model)
+        first: Any = self.layers[0]
+        slot = SlidingTokenSlot if isinstance(first, DynamicSlidingWindowLayer) else TokenSlot
+        self.layers[0] = slot.like(first, self.table)
+
+    def note(self, input_ids: Tensor | None) -> None:
+        """Take the ids `[B, T]` of the tokens whose keys come next.
+
+        Raises:
+            UserError: without ids, or for a model whose weights have changed since.
+        """
+        if input_ids is None:
+            raise UserError(
+                "a 'tokens' cache needs input_ids, but the model got only inputs_embeds; use the kind 'dynamic'"
+            )
+        self.table.check()
+        self.layers[0].new_ids = input_ids  # type: ignore[union-attr]
+
+    def parts(self) -> tuple[int, int]:
+        """Bytes of the table, and of the values plane that the next step gathers."""
+        table, ids = self.table.values_VD, self.layers[0].values  # type: ignore[union-attr]
+        tokens = ids.numel() if isinstance(ids, Tensor) else 0
+        return table.nbytes, tokens * table.shape[1] * table.element_size()
+
+
+def check_plan(config: ResFormerConfig, plan: Plan) -> None:
+    """Raises UserError when layer 1's value does not depend on the token alone, or is not stored."""
+    if config.position_embedding != "rope":
+        raise UserError(
+            f"a 'tokens' cache needs values that depend on the token alone, but position_embedding is "
+            f"{config.position_embedding!r} and adds positions to them; use the kind 'dynamic'"
+        )
+    first = plan[0]
+    if first.stores != "mixed" or not first.owns_key or any(read.what != "table" for read in first.received):
+        raise UserError(
+            f"a 'tokens' cache takes the place of values that layer 1 stores, and variant {config.variant!r} stores "
+            "none there; use the kind 'dynamic'"
+        )
+
+
+def _sources(model: Any) -> list[Tensor]:
+    """The weights that the table follows from."""
+    layer = model.layers[0]
+    modules = [model.embed_tokens, layer.input_layernorm, layer.self_attn.v_proj, layer.self_attn.value_residual]
+    found = [parameter for module in modules for parameter in module.parameters()]
+    return found + (list(model.value_tables.parameters()) if model.value_tables is not None else [])
+
+
+@torch.no_grad()
+def _first_values(model: Any) -> Tensor:
+    layer, coefficients = model.layers[0], model.layer_coefficients()[0]
+    parts = []
+    for ids in torch.arange(model.vocab_size, device=model.embed_tokens.weight.device).split(ROWS_AT_ONCE):
+        hidden = layer.input_layernorm(model.embed_tokens(ids[None]))
+        reads = [model.table_values(ids[None])[0] for _ in model.plan[0].received]
+        own = layer.self_attn.v_proj(hidden).unflatten(-1, (-1, layer.self_attn.head_dim))
+        parts.append(layer.self_attn.value_residual.mix(own, reads, hidden, coefficients).flatten(-2)[0])
+    return torch.cat(parts)
