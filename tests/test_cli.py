@@ -242,12 +242,13 @@ def test_generate(inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert run(capsys, "generate", "run", "--prompt", "the water", *options, "--seed", "1")[1] != first
     monkeypatch.setattr(sys, "stdin", io.StringIO("the water\n"))
     assert run(capsys, "generate", "run", "--prompt", "-", *options)[1] == first
-    code, out, _ = run(capsys, "generate", "run", "--prompt", "a", *options, "--stats", "--check-cache", "--strict")
-    assert code == 0
-    tokens = int(out.split(" bytes for ")[1].split()[0])
+    line = ("generate", "run", "--prompt", "a", *options)
+    code, out, err = run(capsys, *line, "--stats", "--check-cache", "--strict")
+    assert code == 0 and out == run(capsys, *line)[1]  # standard output has the text alone
+    tokens = int(err.split(" bytes for ")[1].split()[0])
     # Two layers of 32 channels in fp32: two planes of keys and one of values.
-    assert f"cache {3 * tokens * 32 * 4:,} bytes" in out
-    assert "largest difference between logits with and without cache: " in out
+    assert f"cache {3 * tokens * 32 * 4:,} bytes" in err
+    assert "largest difference between logits with and without cache: " in err
 
 
 def test_export_of_a_step(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,7 +297,7 @@ def test_dry_run_writes_nothing(inside: Path, capsys: pytest.CaptureFixture[str]
         ("eval run --data nowhere --json new.json", "nowhere"),
         ("eval run --data data --json new.json --max-tokens 0", "max"),
         ("generate new --prompt x", "no model at new"),
-        ("generate run --prompt x --max-new-tokens 99", "built for 32 positions"),
+        ("generate run --prompt x --max-new-tokens 99 --strict", "built for 32 positions"),
         ("generate run --prompt x --temperature -1", "temperature is -1"),
         ("generate run --prompt x --device cuda:77", "not available"),
         ("export new", "no run in new"),

@@ -10,7 +10,8 @@ import sys
 
 from resformer import shell
 from resformer.commands.corpus import data_inspect, data_prepare
-from resformer.commands.models import evaluate, generate
+from resformer.commands.generate import generate
+from resformer.commands.models import evaluate
 from resformer.commands.runs import export, train
 from resformer.commands.suites import suite_list, suite_report, suite_run, suite_status
 from resformer.commands.variants import check_variant, plan

@@ -24,6 +24,9 @@ from resformer.errors import RunError, UserError, did_you_mean
 
 TRACEBACK_VARIABLE = "RESFORMER_TRACEBACK"
 
+Text = typing.NewType("Text", str)
+"""One text of a list whose flag takes one and may be repeated; `--flag=TEXT` takes a text that begins with a dash."""
+
 Command = Callable[..., None]
 """A command has plain types, positional-only arguments for what is positional, and a docstring with an Args section
 for its help.
@@ -187,11 +190,17 @@ def _collector(function: Command) -> Callable[..., tuple[tuple[Any, ...], dict[s
         elif parameter.name.endswith("_"):  # a Python keyword: import_ is --import
             named = tyro.conf.arg(name=parameter.name.removesuffix("_"))
             hints[parameter.name] = typing.Annotated[hints[parameter.name], named]
+        elif _takes_texts(hints[parameter.name]):
+            hints[parameter.name] = typing.Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
     collect.__doc__, collect.__annotations__ = function.__doc__, hints
     collect.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
     )
     return collect
+
+
+def _takes_texts(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is Text
 
 
 def _first_sentence(box: str) -> str:
@@ -216,7 +225,11 @@ def _checked_flags(function: Command, arguments: list[str], *, program: str) -> 
     parameters = inspect.signature(function).parameters.values()
     keywords = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     flags = {"--" + name.removesuffix("_").replace("_", "-"): name for name in keywords}
-    lists = {flag for flag, name in flags.items() if typing.get_origin(hints[name]) is tuple}
+    lists = {
+        flag
+        for flag, name in flags.items()
+        if typing.get_origin(hints[name]) is tuple and not _takes_texts(hints[name])
+    }
     single = {flag for flag in lists if typing.get_args(hints[flags[flag]])[0] is Path}
     kept: list[str] = []
     joined: dict[str, list[str]] = {}

@@ -6,42 +6,13 @@ import io
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from generation_helpers import SIZES, build_model, build_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from resformer import ResFormerConfig, ResFormerForCausalLM
 from resformer.errors import UserError
 from resformer.evaluate import generation
-from resformer.evaluate.generation import cache_difference, generate
-
-SIZES = {
-    "vocab_size": 257,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": 256,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-
-
-def build_tokenizer(*, eos: bool = True) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: one byte is one token, id 256 ends a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"<|end|>": 256}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>" if eos else None)
-
-
-def build_model(variant: str = "learnable") -> ResFormerForCausalLM:
-    """A model with random weights whose logits differ enough for sampling to matter."""
-    torch.manual_seed(0)
-    return ResFormerForCausalLM(ResFormerConfig(variant=variant, initializer_range=0.3, **SIZES)).eval()
+from resformer.evaluate.generation import cache_difference, check_cache, generate, generate_many
 
 
 def test_the_same_seed_gives_the_same_text_and_seed_0_is_a_seed() -> None:
@@ -131,6 +102,68 @@ def test_other_models_generate_too() -> None:
     assert cache_difference(llama, build_tokenizer(), "abc", done.tokens) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_caches_of_other_models(kind: str) -> None:
+    torch.manual_seed(0)
+    llama, tokenizer = LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), build_tokenizer()
+    made = generate_many(llama, tokenizer, ["abc", "abcdef"], max_new_tokens=5, temperature=0.0, cache=kind)
+    positions = 6 + (5 if kind == "static" else 4)  # the last token was never fed back
+    assert made[0].cost.cache_bytes == 2 * 8 * positions * 2 * 8 * 4
+    assert made[0].cost.cache_bytes_per_token == 8 * 2 * 8 * 4
+    assert check_cache(llama, tokenizer, made, cache=kind).passed
+    for missing, message in (("tokens", "has not; use one of dynamic, static"), ("offloaded", "on 'cpu'")):
+        with pytest.raises(UserError, match=message):
+            generate(llama, tokenizer, "abc", max_new_tokens=5, cache=missing)
+
+
+@pytest.mark.parametrize("kind", ["static", "tokens", "auto"])
+def test_every_exact_kind_of_cache_says_the_same(kind: str) -> None:
+    model, tokenizer, prompts = build_model("svformer"), build_tokenizer(), ["abc", "hello there"]
+    plain, other = (
+        generate_many(model, tokenizer, prompts, max_new_tokens=12, temperature=1.0, cache=one)
+        for one in ("dynamic", kind)
+    )
+    assert [one.tokens for one in plain] == [one.tokens for one in other]
+    found = check_cache(model, tokenizer, other, cache=kind)
+    assert found.passed and not found.lossy and found.tolerance == 1e-4
+    parts = other[0].cost
+    assert (parts.table_bytes > 0) == (parts.gathered_bytes > 0) == (parts.cache_kind == "tokens") == (kind == "tokens")
+
+
+def test_a_quantized_cache_says_that_it_is_lossy() -> None:
+    model, tokenizer = build_model("svformer"), build_tokenizer()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.1 if weight.dim() > 1 else 1.0)  # weights as training begins with: attention is even
+    made = generate_many(model, tokenizer, ["abcdef", "hello there"], max_new_tokens=9, cache="quantized")
+    found = check_cache(model, tokenizer, made, cache="quantized")
+    assert found.lossy and found.passed and found.tolerance == 0.25
+    assert found.relative > check_cache(model, tokenizer, made).relative * 10
+
+
+def test_bf16_has_a_tolerance_of_its_own() -> None:
+    model, tokenizer = build_model("svformer").to(torch.bfloat16), build_tokenizer()
+    made = generate_many(model, tokenizer, ["abcdef", "hello there", "x"], max_new_tokens=20)
+    found = check_cache(model, tokenizer, made)
+    assert 1e-4 < found.relative <= found.tolerance == 0.1
+
+
+def test_the_check_looks_at_every_row_of_a_padded_batch() -> None:
+    model, tokenizer = build_model(), build_tokenizer()
+    made = generate_many(model, tokenizer, ["hello there", "abc"], max_new_tokens=8)
+    assert check_cache(model, tokenizer, made).passed
+    project = model.model.layers[2].self_attn.k_proj.forward
+
+    def forgetful(hidden: torch.Tensor) -> torch.Tensor:
+        keys = project(hidden).clone()
+        if hidden.shape[0] == 2:
+            keys[1, -1] = 0  # the last key of the short row is lost
+        return keys
+
+    model.model.layers[2].self_attn.k_proj.forward = forgetful
+    assert not check_cache(model, tokenizer, made).passed
+
+
 def test_an_empty_prompt_starts_from_the_end_of_text_token() -> None:
     model, tokenizer = build_model(), build_tokenizer()
     assert generate(model, tokenizer, "", max_new_tokens=3).prompt_tokens == 1
@@ -150,17 +183,52 @@ def test_an_empty_prompt_starts_from_the_end_of_text_token() -> None:
         ({"top_p": 1.1, "top_k": -2}, "top_k is -2.*; top_p is 1.1"),
         ({"seed": -1}, "seed is -1, expected 0 to 9223372036854775807"),
         ({"seed": 99999999999999999999999}, "seed is 99999999999999999999999, expected 0 to"),
-        ({"max_new_tokens": 126}, "make 129, but the model was built for 128 positions.* 125 or less"),
+        ({"min_p": 1.5}, "min_p is 1.5, expected 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected more than 0"),
+        ({"stop": "."}, "stop must be a list"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"cache": "statik"}, "cache kind is 'statik'.*did you mean 'static'"),
+        ({"cache": "offloaded"}, "on 'cpu'; use the kind 'dynamic'"),
+        ({"cache": "tokens", "compile": True}, "compile needs a static cache, but cache is 'tokens'"),
+        (
+            {"max_new_tokens": 126, "strict": True},
+            "make 129, but the model was built for 128 positions.* 125 or less",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        generate(build_model(), build_tokenizer(), "abc", **options)  # type: ignore[arg-type]
+        generate(build_model(), build_tokenizer(), "abc", **{"max_new_tokens": 9, **options})  # type: ignore[arg-type]
 
 
 def test_a_prompt_that_fills_the_model_is_told_to_shrink() -> None:
     with pytest.raises(UserError, match=r"built for 128 positions; shorten the prompt below 128 tokens$"):
-        generate(build_model(), build_tokenizer(), "a" * 128, max_new_tokens=1)
+        generate(build_model(), build_tokenizer(), "a" * 128, max_new_tokens=1, strict=True)
+
+
+def test_beyond_the_trained_positions_there_is_one_warning_with_the_numbers() -> None:
+    model, tokenizer = build_model(max_position_embeddings=16), build_tokenizer()
+    with pytest.warns(UserWarning) as said:
+        done = generate(model, tokenizer, "abcdefgh", max_new_tokens=14, temperature=0.0)
+    assert [str(one.message) for one in said] == [
+        "8 prompt tokens and 14 new ones (max_new_tokens) make 22; the model was trained for 16 positions, and text "
+        "beyond may be poor"
+    ]
+    assert len(done.tokens) == 14
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_learned_positions_have_an_end(other: bool) -> None:
+    sizes = {"vocab_size": 257, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    model = (
+        GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=256, bos_token_id=None)).eval()
+        if other
+        else build_model("transformer", max_position_embeddings=16, position_embedding="learned")
+    )
+    made = generate_many(model, build_tokenizer(), ["abcdefgh", "a"], max_new_tokens=8, temperature=0.0)
+    assert [len(one.tokens) for one in made] == [8, 8]
+    with pytest.raises(UserError, match=r"built for 16 positions, which it learned: there are no more.* 8 or less"):
+        generate_many(model, build_tokenizer(), ["abcdefgh", "a"], max_new_tokens=9, temperature=0.0)
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused() -> None:

@@ -1,75 +1,85 @@
-"""Text from a model: streaming, with the speed and the cache that were really there.
+"""Text from a model: one prompt or many, streaming, with the speed, the cache and the memory that were really there.
 
-Everything runs on transformers' own `generate`, so sampling means what it means everywhere else; this file adds a
-seed that is local to the call, a clock between prompt and continuation, and a count of the bytes of the cache's real
-tensors.
+Everything runs in transformers' own `generate`, so sampling means what it means everywhere else; around it are random
+streams of each sequence's own (`sampling.py`), stop texts (`progress.py`), a compiled step (`compiled.py`), and a count
+of the bytes of the cache's real tensors.
 
-Shapes: B = 1 (one prompt), T = prompt tokens, S = prompt plus new tokens, V = vocabulary.
+Shapes: B sequences (prompts x samples), T prompt tokens with padding on the left, S = T plus new tokens.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, TextStreamer
 
 from resformer.errors import UserError
-from resformer.models.cache import build_cache, cache_bytes
-from resformer.models.compat import CACHE
-from resformer.models.configuration import ResFormerConfig
+from resformer.evaluate.batch import Batch, Cost, Notify, evaluating
+from resformer.evaluate.generation_cache import CacheCheck, compare
+from resformer.evaluate.positions import check_positions
+from resformer.evaluate.progress import Finish, Row, Sink
+from resformer.evaluate.sampling import Sampling, processors
 
 
-class Sink(Protocol):
-    """Where text goes while it is made: `sys.stdout`, an open file, `io.StringIO`."""
+class Options(TypedDict, total=False):
+    """The options that `generate` and `generate_many` have in common; `generate_many` explains them."""
 
-    def write(self, text: str, /) -> Any: ...
-
-    def flush(self) -> Any: ...
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: Sequence[str]
+    cache: str
+    compile: bool
+    strict: bool
+    warm_up: bool
+    measure_memory: bool
+    warn: Notify | None
+    announce: Notify | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One continuation and what it cost.
+    """One continuation.
 
-    `text` is the continuation without the prompt and without special tokens; `tokens` are the new ids (with the
-    end-of-text id if one was made). `prefill_tokens_per_second` counts the prompt until the first new token,
-    `decode_tokens_per_second` the tokens after the first (0.0 when there are none). `cache_bytes` is the size of the
-    tensors in the cache after the last step, `cache_tokens` the positions it holds.
+    `text` is the continuation without the prompt, without special tokens, and without a stop text and what follows it;
+    `tokens` are the new ids (with the end-of-text id if one was made, and those that the stop text came in).
+    `finish` says why it ended: "stop", "end" or "length". `sample` counts from 0. `cost` is that of the whole batch.
     """
 
+    prompt: str
+    sample: int
+    seed: int
     text: str
     tokens: tuple[int, ...]
+    finish: Finish
     prompt_tokens: int
-    prefill_tokens_per_second: float
-    decode_tokens_per_second: float
-    cache_bytes: int
-    cache_tokens: int
+    cost: Cost
 
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.cost.prefill_tokens_per_second
 
-class _Clock(TextStreamer):
-    """Streams like transformers' TextStreamer, to any sink, and notes when each new token came."""
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return self.cost.decode_tokens_per_second
 
-    def __init__(self, tokenizer: Any, sink: Sink | None) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.sink = sink
-        self.times_seconds: list[float] = []
+    @property
+    def cache_bytes(self) -> int:
+        return self.cost.cache_bytes
 
-    def put(self, value: Tensor) -> None:
-        if not self.next_tokens_are_prompt:
-            self.times_seconds.append(time.perf_counter())
-        super().put(value)
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if self.sink is not None and text:
-            self.sink.write(text)
-            self.sink.flush()
+    @property
+    def cache_tokens(self) -> int:
+        return self.cost.cache_tokens
 
 
 def prompt_ids(model: Any, tokenizer: Any, prompt: str) -> Tensor:
@@ -86,7 +96,7 @@ def prompt_ids(model: Any, tokenizer: Any, prompt: str) -> Tensor:
                 "the prompt is empty and the tokenizer has no begin- or end-of-text token to start from; give a text"
             )
         ids = [start]
-    largest, vocabulary = max(ids), int(model.config.vocab_size)
+    largest, vocabulary = max(ids), int(model.config.get_text_config(decoder=True).vocab_size)
     if largest >= vocabulary:
         raise UserError(
             f"the tokenizer gives id {largest}, but the model's vocabulary has {vocabulary} entries; use its tokenizer"
@@ -99,73 +109,120 @@ def generate(
     tokenizer: Any,
     prompt: str,
     *,
+    stream_to: Sink | None = None,
+    echo: bool = False,
+    **options: Unpack[Options],
+) -> Generation:
+    """Continue one prompt; `options` are those of `generate_many` (128 new tokens at temperature 0.8, seed 0).
+
+    New text is written to `stream_to` as it comes, with `echo` after the prompt. What may be the beginning of a stop
+    text, or half a character, waits until it is known.
+    """
+    return generate_many(model, tokenizer, [prompt], stream_to=stream_to, echo=echo, **options)[0]
+
+
+def generate_many(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    num_samples: int = 1,
     max_new_tokens: int = 128,
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
+    stop: Sequence[str] = (),
+    cache: str = "dynamic",
+    compile: bool = False,
+    strict: bool = False,
+    warm_up: bool = False,
+    measure_memory: bool = False,
+    warn: Notify | None = None,
+    announce: Notify | None = None,
     stream_to: Sink | None = None,
     echo: bool = False,
-    warm_up: bool = False,
-) -> Generation:
-    """Continue `prompt` by at most `max_new_tokens` tokens, ending early at the end-of-text token.
+) -> list[Generation]:
+    """Continue prompts as one batch; returns the samples of the first prompt, then those of the second, and so on.
 
-    New text is written to `stream_to` as it comes, with `echo` after the prompt. `warm_up` reads the prompt once before
-    the clock starts, so that what happens only once in a process does not count as speed.
+    A text ends at the end-of-text token, before a text of `stop`, or after `max_new_tokens` tokens. What a prompt
+    becomes depends on the prompt, the sampling options, the seed and the number of the sample, never on the rest of the
+    batch (up to the rounding of its logits); equal prompts with the same seed and number get equal texts. The caller's
+    random state is not touched.
 
-    `temperature=0` is greedy and needs no seed; `top_k=0` and `top_p=1.0` switch those filters off. The same seed
-    gives the same text on the same machine and thread count; the caller's random state is left as it was. For a
-    `resformer` model the cache follows the model's plan (an SVFormer's later layers hold keys only), for any other
-    model it is the one that `generate` would make.
+    Args:
+        model: Any causal LM of transformers.
+        tokenizer: Its tokenizer.
+        prompts: The texts to continue; an empty one starts a new document.
+        num_samples: Continuations of each prompt.
+        max_new_tokens: Tokens to add to each at most.
+        temperature, top_k, top_p, min_p, repetition_penalty, seed: See `sampling.Sampling`.
+        stop: Texts before which a continuation ends, also when they span tokens.
+        cache: A kind of `resformer.models.cache.KINDS`; models of others take "dynamic", "static", "quantized" and
+            "offloaded".
+        compile: Decode with a compiled step and a static cache (`cache` may then be "dynamic", which means not chosen,
+            or "static"). Compilation takes 10 to 60 s, once for each batch size and rounded-up length.
+        strict: Raise, instead of warning, for texts beyond the positions that the model was trained for.
+        warm_up: Read the prompts once before the clock starts, so that what happens only once in a process does not
+            count as speed. Compilation never counts.
+        measure_memory: Fill `Cost.peak_memory`.
+        warn: Takes the warning about positions; `warnings.warn` when not given.
+        announce: Takes the words that compilation has begun; standard error when not given.
+        stream_to, echo: As in `generate`; for a single sequence.
 
-    Raises UserError for sampling options out of range, an empty prompt that cannot be started, and a text longer than
-    the model's positions.
+    Raises:
+        UserError: options out of range, an empty prompt that cannot be started, a kind of cache or a compilation that
+            cannot work here, texts longer than a model with learned positions can read (or than the trained positions,
+            with `strict`). All before the first token.
     """
-    _check_sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    ids_1T = prompt_ids(model, tokenizer, prompt)
-    prompt_tokens = ids_1T.shape[1]
-    _check_length(model, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens)
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
-    options = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-        use_cache=True,
-        return_dict_in_generate=True,
-        **sampling,
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
     )
-    clock = _Clock(tokenizer, stream_to)
-    devices = [model.device] if model.device.type == "cuda" else []
-    with evaluating(model), torch.random.fork_rng(devices=devices), torch.inference_mode():
-        if stream_to is not None and echo:
-            stream_to.write(prompt)
-        if warm_up:
-            model(input_ids=ids_1T, use_cache=False)
-        torch.manual_seed(seed)
-        started = time.perf_counter()
-        output = model.generate(
-            ids_1T,
-            attention_mask=torch.ones_like(ids_1T),
-            generation_config=options,
-            streamer=clock,
-            **fresh_cache(model),
+    _check_options(sampling, prompts, num_samples, max_new_tokens, stop, cache, compile)
+    ids = [prompt_ids(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
+    check_positions(model, max(map(len, ids)), max_new_tokens, strict=strict, warn=warn or warnings.warn)
+    order = [(index, sample) for index in range(len(prompts)) for sample in range(num_samples)]
+    if stream_to is not None and len(order) > 1:
+        raise UserError(f"stream_to takes one sequence, but {len(order)} are made; leave it away")
+    ends, begin = _end_ids(model, tokenizer), [ids[index] for index, _ in order]
+    rows = [
+        Row(tokenizer, one, end_ids=ends, stop=stop, max_new_tokens=max_new_tokens, sink=stream_to) for one in begin
+    ]
+    chain = processors(sampling, prompts=begin, samples=[sample for _, sample in order])
+    job = Batch(model, begin, rows, chain, _pad_id(tokenizer), max_new_tokens)
+    cost = job.run(
+        kind="static" if compile else cache,
+        compile=compile,
+        warm_up=warm_up,
+        measure_memory=measure_memory,
+        announce=announce or (lambda text: print(text, file=sys.stderr)),
+        before=(lambda: stream_to.write(prompts[0])) if stream_to is not None and echo else None,
+    )
+    return [
+        Generation(
+            prompt=prompts[index],
+            sample=sample,
+            seed=seed,
+            text=row.text,
+            tokens=tuple(row.tokens),
+            finish=row.finish or "length",
+            prompt_tokens=len(ids[index]),
+            cost=cost,
         )
-    tokens = tuple(output.sequences[0, prompt_tokens:].tolist())
-    times = clock.times_seconds
-    held = output[CACHE]
-    return Generation(
-        text=tokenizer.decode(tokens, skip_special_tokens=True),
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
-        prefill_tokens_per_second=prompt_tokens / max(times[0] - started, 1e-9),
-        decode_tokens_per_second=(len(times) - 1) / max(times[-1] - times[0], 1e-9) if len(times) > 1 else 0.0,
-        cache_bytes=cache_bytes(held),
-        cache_tokens=int(held.get_seq_length()),
-    )
+        for (index, sample), row in zip(order, rows, strict=True)
+    ]
 
 
-def cache_difference(model: Any, tokenizer: Any, prompt: str, tokens: Sequence[int]) -> float:
+def cache_difference(
+    model: Any, tokenizer: Any, prompt: str, tokens: Sequence[int], *, cache: str = "dynamic"
+) -> float:
     """Return the largest absolute difference between the logits with the cache and without it, over `prompt` and
     `tokens`.
 
@@ -173,34 +230,22 @@ def cache_difference(model: Any, tokenizer: Any, prompt: str, tokens: Sequence[i
     rounding noise (below about 1e-4 for logits of ordinary size); more means that the cache changes what the model
     says.
     """
-    prompt_1T = prompt_ids(model, tokenizer, prompt)
-    new_1N = torch.tensor([list(tokens)], dtype=torch.long, device=prompt_1T.device)
-    ids_1S = torch.cat([prompt_1T, new_1N], dim=1)
-    with evaluating(model), torch.inference_mode():
-        plain_1SV = model(input_ids=ids_1S, use_cache=False).logits
-        cache = fresh_cache(model)
-        pieces = []
-        for piece_1N in (prompt_1T, *new_1N.split(1, dim=1)):
-            output = model(input_ids=piece_1N, use_cache=True, **cache)
-            cache = {CACHE: output[CACHE]}
-            pieces.append(output.logits)
-    return float((torch.cat(pieces, dim=1).float() - plain_1SV.float()).abs().max())
+    ids = prompt_ids(model, tokenizer, prompt)[0].tolist()
+    with evaluating(model):
+        return compare(model, [(ids, list(tokens))], kind=cache, pad=_pad_id(tokenizer)).difference
 
 
-def fresh_cache(model: Any) -> dict[str, Any]:
-    """The cache argument to start with: laid out by the plan for our models, left to the model for any other."""
-    return {CACHE: build_cache(model)} if isinstance(model.config, ResFormerConfig) else {}
+def check_cache(
+    model: Any, tokenizer: Any, made: Sequence[Generation], *, cache: str = "dynamic", compile: bool = False
+) -> CacheCheck:
+    """Compare the logits with a cache of kind `cache` and without any, over prompts and new tokens of all of `made`,
+    batched as they were made.
 
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Put the model in evaluation mode for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+    `compile` takes the compiled step for the new tokens.
+    """
+    texts = [(prompt_ids(model, tokenizer, one.prompt)[0].tolist(), one.tokens) for one in made]
+    with evaluating(model):
+        return compare(model, texts, kind="static" if compile else cache, pad=_pad_id(tokenizer), compiled=compile)
 
 
 def sample_text(model_dir: Path | str, prompt: str, max_new_tokens: int = 64, seed: int = 0) -> str:
@@ -213,31 +258,39 @@ def sample_text(model_dir: Path | str, prompt: str, max_new_tokens: int = 64, se
     return generate(model, tokenizer, prompt, max_new_tokens=max_new_tokens, seed=seed).text
 
 
-def _check_sampling(*, max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> None:
+def _check_options(
+    sampling: Sampling,
+    prompts: Sequence[str],
+    num_samples: int,
+    max_new_tokens: int,
+    stop: Sequence[str],
+    cache: str,
+    compile: bool,
+) -> None:
     problems = []
+    if isinstance(prompts, str) or not prompts:
+        problems.append("prompts must be a list of one or more texts")
+    if num_samples < 1:
+        problems.append(f"num_samples is {num_samples}, expected 1 or more")
     if max_new_tokens < 1:
         problems.append(f"max_new_tokens is {max_new_tokens}, expected 1 or more")
-    if not 0 <= seed < 2**63:
-        problems.append(f"seed is {seed}, expected 0 to {2**63 - 1}")
-    if not 0 <= temperature < float("inf"):
-        problems.append(f"temperature is {temperature}, expected 0 (greedy) or more")
-    if top_k < 0:
-        problems.append(f"top_k is {top_k}, expected 0 (off) or more")
-    if not 0 < top_p <= 1:
-        problems.append(f"top_p is {top_p}, expected more than 0 and at most 1 (off)")
+    problems += sampling.problems()
+    if isinstance(stop, str) or not all(stop):
+        problems.append("stop must be a list of texts, none of them empty")
+    if compile and cache not in ("dynamic", "static"):
+        problems.append(f"compile needs a static cache, but cache is {cache!r}; leave one of them away")
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _check_length(model: Any, *, prompt_tokens: int, max_new_tokens: int) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    total = prompt_tokens + max_new_tokens
-    if limit is not None and total > limit:
-        room = limit - prompt_tokens
-        way_out = (
-            f"shorten the prompt or ask for {room} or less" if room > 0 else f"shorten the prompt below {limit} tokens"
-        )
-        raise UserError(
-            f"{prompt_tokens} prompt tokens and {max_new_tokens} new ones (max_new_tokens) make {total}, but the model "
-            f"was built for {limit} positions; {way_out}"
-        )
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a text: the tokenizer's, and those of the model's generation config."""
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = more if isinstance(more, list | tuple) else [more]
+    return frozenset(int(one) for one in (tokenizer.eos_token_id, *listed) if one is not None)
+
+
+def _pad_id(tokenizer: Any) -> int:
+    """Any id will do, since masks hide it."""
+    found = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(one for one in found if one is not None))
