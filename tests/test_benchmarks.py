@@ -210,6 +210,7 @@ def test_decoding_is_compared_from_one_context(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is limited and read as Linux has it")
+@pytest.mark.slow
 def test_a_smaller_cache_holds_more_tokens_in_the_same_memory() -> None:
     decode = load("decode")
     shape = {"layers": 8, "hidden_size": 128, "vocab_size": 64, "sequence_length": 2**16}

@@ -71,6 +71,9 @@ def show_plan(head: Mapping[str, Any], totals: Mapping[str, Any], rows: Sequence
     )
     if totals["kv_bytes"] != totals["kv_bytes_per_token"] * totals["sequence_length"]:
         print(f"  KV bytes            {totals['kv_bytes']:,} at {totals['sequence_length']:,} tokens, windows included")
+    if totals["token_kv_bytes"] is not None:
+        per_token, table = totals["token_kv_bytes"] / totals["sequence_length"], totals["token_table_bytes"]
+        print(f"  of a 'tokens' cache {per_token:,.0f} per token, and one table of {table:,} bytes (docs/serving.md)")
     print()
     show_rows("", rows)
 

@@ -137,7 +137,7 @@ def test_a_quantized_cache_says_that_it_is_lossy() -> None:
             weight.mul_(0.1 if weight.dim() > 1 else 1.0)  # weights as training begins with: attention is even
     made = generate_many(model, tokenizer, ["abcdef", "hello there"], max_new_tokens=9, cache="quantized")
     found = check_cache(model, tokenizer, made, cache="quantized")
-    assert found.lossy and found.passed and found.tolerance == 0.25
+    assert found.lossy and found.passed and found.tolerance == 0.1
     assert found.relative > check_cache(model, tokenizer, made).relative * 10
 
 

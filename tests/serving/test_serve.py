@@ -116,7 +116,9 @@ def complete(client, exported: Exported, prompt: str, **options):
     return client.completions.create(model=str(exported.path), prompt=prompt, max_tokens=NEW, temperature=0, **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode == "one by one" else mode for mode in MODES]
+)
 def test_clients_get_what_generate_gives(mode, exported, tmp_path):
     """One test for each mode, so that each server starts once however the tests are spread over processes."""
     from openai import OpenAI

@@ -15,6 +15,9 @@ from ..core.policy import Policy, Shape
 from ..core.registry import Variant
 from .attention import own_heads
 from .configuration import ResFormerConfig
+from .token_cache import holds_tokens
+
+ID_BYTES = 4  # of a token id in a "tokens" cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,9 @@ class Account:
         kv_bytes_per_token: bytes that one token adds to the cache for good: in slots that keep all tokens.
         kv_bytes: bytes of the cache at `sequence_length` tokens, those of sliding slots included.
         kv_ratio: the same relative to a model with the same windows whose layers all store keys and values.
+        token_kv_bytes: bytes of a "tokens" cache at `sequence_length` tokens, without its table; None where there is
+            none.
+        token_table_bytes: bytes of that table, one for all sequences.
         sequence_length: tokens, for `flops_per_token`, `kv_bytes` and `kv_ratio`.
     """
 
@@ -43,6 +49,8 @@ class Account:
     kv_bytes_per_token: int
     kv_bytes: int
     kv_ratio: float
+    token_kv_bytes: int | None
+    token_table_bytes: int | None
     sequence_length: int
 
     def asdict(self) -> dict[str, Any]:
@@ -73,6 +81,7 @@ def account(config: ResFormerConfig, *, sequence_length: int | None = None, dtyp
     baseline = with_windows(
         tuple(Row(layer=row.layer) for row in plan), config.sliding_window, config.windowed_layers()
     )
+    ids, id_table = token_kv_bytes(config, length, dtype_bytes=dtype_bytes) if holds_tokens(config) else (None, None)
     return Account(
         parameters=sum(groups.values()),
         active_parameters=sum(groups.values()) - shape.layers * idle,
@@ -81,6 +90,8 @@ def account(config: ResFormerConfig, *, sequence_length: int | None = None, dtyp
         kv_bytes_per_token=_kv_bytes([row for row in plan if row.slot_window is None], shape, 1, dtype_bytes),
         kv_bytes=_kv_bytes(plan, shape, length, dtype_bytes),
         kv_ratio=_kv_bytes(plan, shape, length, 1) / _kv_bytes(baseline, shape, length, 1),
+        token_kv_bytes=ids,
+        token_table_bytes=id_table,
         sequence_length=length,
     )
 
@@ -91,6 +102,15 @@ def kv_bytes(config: ResFormerConfig, tokens: int, *, dtype_bytes: int = 4) -> i
     Right after a prompt that is longer than the window a sliding slot still holds all of the prompt's memory.
     """
     return _kv_bytes(config.plan(), config.shape(), tokens, dtype_bytes)
+
+
+def token_kv_bytes(config: ResFormerConfig, tokens: int, *, dtype_bytes: int = 4) -> tuple[int, int]:
+    """Bytes of one sequence's "tokens" cache after `tokens` tokens, ids in place of layer 1's values, and of the table
+    that it reads from (`token_cache`; for models that can have one).
+    """
+    shape = config.shape()
+    row, kept = shape.kv_heads * shape.head_dim * dtype_bytes, min(tokens, config.plan()[0].slot_window or tokens)
+    return kv_bytes(config, tokens, dtype_bytes=dtype_bytes) - kept * (row - ID_BYTES), config.vocab_size * row
 
 
 def _kv_bytes(rows: Sequence[Row], shape: Shape, tokens: int, dtype_bytes: int) -> int:

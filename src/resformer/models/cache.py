@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, QuantizedCache, StaticCache
 
 from ..errors import UserError, did_you_mean
-from .accounting import kv_bytes
+from .accounting import kv_bytes, token_kv_bytes
 from .cache_layers import fit, slots
 from .configuration import ResFormerConfig
-from .token_cache import TokenCache, check_plan
+from .token_cache import TokenCache, holds_tokens
 
 Kind = Literal["dynamic", "static", "quantized", "offloaded", "tokens", "auto"]
 KINDS: tuple[Kind, ...] = ("dynamic", "static", "quantized", "offloaded", "tokens", "auto")
@@ -72,7 +72,7 @@ def build_cache(
         if name not in takes:
             raise UserError(f"a cache of kind {kind!r} takes no option {name!r}{did_you_mean(name, takes)}")
     if kind == "auto":
-        kinds: tuple[Kind, ...] = ("dynamic", "tokens") if _holds_tokens(config) else ("dynamic",)
+        kinds: tuple[Kind, ...] = ("dynamic", "tokens") if holds_tokens(config) else ("dynamic",)
         kind = min(kinds, key=lambda k: peak_bytes(model_or_config, k, length, **options))
     if kind == "quantized":
         cache = _quantized(config, **options)
@@ -95,14 +95,6 @@ def _base(model: Any) -> Any:
     if not hasattr(model, "embed_tokens"):
         raise UserError("a 'tokens' cache holds a table made from the weights; give build_cache the model")
     return model
-
-
-def _holds_tokens(config: ResFormerConfig) -> bool:
-    try:
-        check_plan(config, config.plan())
-    except UserError:
-        return False
-    return True
 
 
 def _quantized(config: ResFormerConfig, backend: str = "fp8", **options: Any) -> Cache:
@@ -203,11 +195,9 @@ def peak_bytes(model: Any, kind: str, tokens: int, *, batch_size: int = 1, held:
     stored = batch_size * kv_bytes(config, tokens, dtype_bytes=size)
     if kind == "dynamic":
         return held * stored
-    shape, window = config.shape(), base.plan[0].slot_window
-    kept = batch_size * min(tokens, window or tokens)
-    plane = kept * shape.kv_heads * shape.head_dim * size
-    table = config.vocab_size * shape.kv_heads * shape.head_dim * size
-    return held * (stored - plane + kept * torch.int32.itemsize) + plane + table
+    ids, table = token_kv_bytes(config, tokens, dtype_bytes=size)
+    kept = batch_size * min(tokens, base.plan[0].slot_window or tokens)
+    return held * batch_size * ids + kept * table // config.vocab_size + table
 
 
 __all__ = [

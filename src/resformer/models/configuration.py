@@ -10,7 +10,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from ..core.plan import Plan, with_windows
 from ..core.policy import Shape
-from ..core.registry import Variant, build
+from ..core.registry import Variant, build, get
 from ..errors import UserError, did_you_mean
 from .forms import CHOICES, form_problems, windowed_layers
 
@@ -26,6 +26,8 @@ SIZES = (
 )
 FLAGS = ("first_block_residual", "qk_norm", "attention_bias", "mlp_bias", "tie_word_embeddings")
 AMOUNTS = ("attention_dropout", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef", "initializer_range")
+# Plans by what they follow from: `generate` asks for one in every step, to make masks ahead of a static cache.
+_plans: dict[tuple[Any, ...], Plan] = {}
 
 
 @strict
@@ -216,8 +218,19 @@ class ResFormerConfig(LlamaConfig):
         Raises:
             UserError: as `build_variant`, or windows that the variant cannot have.
         """
-        plan = self.build_variant().plan(self.shape())
-        try:
-            return with_windows(plan, self.sliding_window, self.windowed_layers())
-        except ValueError as error:
-            raise UserError(f"variant {self.variant!r} with sliding_layers {self.sliding_layers!r}: {error}") from None
+        of = (
+            get(self.variant),
+            repr(self.variant_options),
+            self.shape(),
+            self.sliding_window,
+            repr(self.sliding_layers),
+        )
+        if of not in _plans:
+            plan = self.build_variant().plan(self.shape())
+            try:
+                _plans[of] = with_windows(plan, self.sliding_window, self.windowed_layers())
+            except ValueError as error:
+                raise UserError(
+                    f"variant {self.variant!r} with sliding_layers {self.sliding_layers!r}: {error}"
+                ) from None
+        return _plans[of]

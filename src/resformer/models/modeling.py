@@ -157,6 +157,7 @@ class ResFormerModel(ResFormerPreTrainedModel):
         carry = Carry(self.plan, self.table_values(input_ids), self.last_reader)
         carry.keep_hidden(0, hidden)
         router_logits: list[Tensor] = []
+        averages = dict(self.depth_average.items())
         span_of_layer = spans(self.views, cache, hidden.shape[1])
         for row, layer, mask, span in zip(self.plan, self.layers, self.mask_names, span_of_layer, strict=True):
             hidden, *sent = layer(
@@ -174,8 +175,9 @@ class ResFormerModel(ResFormerPreTrainedModel):
                 router_logits.append(sent.pop())
             carry.keep(row.layer, sent)
             carry.keep_hidden(row.layer, hidden)
-            if row.averaged:
-                hidden = self.depth_average[str(row.layer - 1)](hidden, carry.averaged(row.layer))
+            average = averages.get(str(row.layer - 1))
+            if average is not None:
+                hidden = average(hidden, carry.averaged(row.layer))
         outputs: dict[str, Any] = {"last_hidden_state": self.norm(hidden), CACHE: cache}
         if not router_logits:
             return BaseModelOutputWithPast(**outputs)

@@ -128,6 +128,15 @@ def check_plan(config: ResFormerConfig, plan: Plan) -> None:
         )
 
 
+def holds_tokens(config: ResFormerConfig) -> bool:
+    """Whether a "tokens" cache can be made for such a model."""
+    try:
+        check_plan(config, config.plan())
+    except UserError:
+        return False
+    return True
+
+
 def _sources(model: Any) -> list[Tensor]:
     """The weights that the table follows from."""
     layer = model.layers[0]
