@@ -42,8 +42,27 @@ def python(marker: str) -> dict[str, Any]:
     return names
 
 
+def make_run(path: Path) -> None:
+    """A model with a tokenizer where the documentation has a trained one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from resformer import ResFormerConfig, ResFormerForCausalLM
+
+    words = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = ResFormerConfig(variant="svformer", vocab_size=len(words), max_position_embeddings=256, **sizes)
+    ResFormerForCausalLM(config).save_pretrained(path)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path)
+
+
 def test_every_python_block_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks marked `py` need what a test has not, such as a server."""
     monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs/mine")
+    make_run(tmp_path / "runs/mine/model")
     monkeypatch.setattr(registry, "_registered", {**{n: registry.get(n) for n in registry.names()}})
     count = 0
     for page in PAGES:

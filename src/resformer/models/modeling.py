@@ -5,6 +5,7 @@ Shapes: B batch, T new tokens, C hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -112,6 +113,42 @@ class ResFormerModel(ResFormerPreTrainedModel):
             return position_ids
         return consecutive(new, cache.get_seq_length() if cache is not None else 0, hidden.device)
 
+    def blocks(
+        self, hidden: Tensor, tables: Sequence[Tensor | None], masks: dict[str, Any], cache: Cache | None, **kwargs: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The layer loop: hidden states `[B, T, C]` before the final norm, and each router's logits `[B, T, E]`.
+
+        Args:
+            hidden: embeddings, with positions if they are learned, `[B, T, C]`.
+            tables: what `table_values` returned.
+            masks: what `masks` returned.
+            cache: storage; None for none.
+            kwargs: what every block and its attention function get.
+        """
+        coefficients, averages = self.layer_coefficients(), dict(self.depth_average.items())
+        carry = Carry(self.plan, tables, self.last_reader)
+        carry.keep_hidden(0, hidden)
+        router_logits: list[Tensor] = []
+        span_of_layer = spans(self.views, cache, hidden.shape[1])
+        for row, layer, mask, span in zip(self.plan, self.layers, self.mask_names, span_of_layer, strict=True):
+            hidden, *sent = layer(
+                hidden,
+                *carry.received(row.layer),
+                *coefficients[row.layer - 1],
+                attention_mask=masks[mask],
+                cache=cache,
+                span=span,
+                **kwargs,
+            )
+            if layer.routes:
+                router_logits.append(sent.pop())
+            carry.keep(row.layer, sent)
+            carry.keep_hidden(row.layer, hidden)
+            average = averages.get(str(row.layer - 1))
+            if average is not None:
+                hidden = average(hidden, carry.averaged(row.layer))
+        return hidden, router_logits
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -153,31 +190,15 @@ class ResFormerModel(ResFormerPreTrainedModel):
             hidden = hidden + self.embed_positions(position_ids)
         position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
 
-        coefficients = self.layer_coefficients()
-        carry = Carry(self.plan, self.table_values(input_ids), self.last_reader)
-        carry.keep_hidden(0, hidden)
-        router_logits: list[Tensor] = []
-        averages = dict(self.depth_average.items())
-        span_of_layer = spans(self.views, cache, hidden.shape[1])
-        for row, layer, mask, span in zip(self.plan, self.layers, self.mask_names, span_of_layer, strict=True):
-            hidden, *sent = layer(
-                hidden,
-                *carry.received(row.layer),
-                *coefficients[row.layer - 1],
-                attention_mask=masks[mask],
-                position_embeddings=position_embeddings,
-                position_ids=position_ids,
-                cache=cache,
-                span=span,
-                **kwargs,
-            )
-            if layer.routes:
-                router_logits.append(sent.pop())
-            carry.keep(row.layer, sent)
-            carry.keep_hidden(row.layer, hidden)
-            average = averages.get(str(row.layer - 1))
-            if average is not None:
-                hidden = average(hidden, carry.averaged(row.layer))
+        hidden, router_logits = self.blocks(
+            hidden,
+            self.table_values(input_ids),
+            masks,
+            cache,
+            position_ids=position_ids,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
         outputs: dict[str, Any] = {"last_hidden_state": self.norm(hidden), CACHE: cache}
         if not router_logits:
             return BaseModelOutputWithPast(**outputs)
