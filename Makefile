@@ -37,7 +37,7 @@ format: $(DEV)  ## rewrite files as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test-versions:  ## model and contract tests with the oldest and newest supported transformers, in throw-away environments
+test-versions:  ## model, contract and generation tests with the oldest and newest supported transformers, in throw-away environments
 	PYTHON=$(PYTHON) bash .ci/test-versions
 
 bench: $(DEV)  ## speed of one training step against LlamaForCausalLM, side by side

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ def test_a_failure_that_explains_itself_is_its_text(capsys: pytest.CaptureFixtur
         raise RunError("step 2: loss is nan")
 
     assert ended(capsys, fail) == (1, "p: error: step 2: loss is nan\n")
+
+
+def test_ctrl_c_that_a_library_swallowed_is_still_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def importing() -> None:
+        """Import."""
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            raise RecursionError("half imported") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    assert ended(capsys, importing) == (130, "p: error: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def places(name: str, /, *, out: Path | None = None, files: tuple[Path, ...] = ()) -> None:

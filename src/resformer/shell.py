@@ -12,11 +12,13 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,12 @@ for its help.
 
 def run(commands: Mapping[str, Command], arguments: Sequence[str], *, program: str, about: str, version: str) -> int:
     """Run one command line and return the exit code. `commands` maps names of one or two words to functions."""
+    interrupts: list[int] = []
     try:
         _check_texts(arguments)
         _printable()
-        _dispatch(commands, list(arguments), program=program, about=about, version=version)
+        with _noting_interrupts(interrupts):
+            _dispatch(commands, list(arguments), program=program, about=about, version=version)
         if sys.stdout is not None:
             sys.stdout.flush()
         return 0
@@ -59,8 +63,33 @@ def run(commands: Mapping[str, Command], arguments: Sequence[str], *, program: s
             return _reader_gone()
         raise
     except Exception as error:
+        if interrupts:  # an import that Ctrl-C cut short can end in any error
+            return _report(program, "interrupted", code=130)
         message = " ".join(f"{type(error).__name__}: {error}".split())
         return _report(program, f"{message} (set {TRACEBACK_VARIABLE}=1 for the traceback)", code=1)
+
+
+@contextlib.contextmanager
+def _noting_interrupts(seen: list[int]) -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C as Python does, and note it, since libraries swallow some."""
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _report(program: str, message: str, *, code: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers.cache_utils import DynamicLayer
 
 from resformer import ResFormerConfig, ResFormerForCausalLM
 from resformer.core.registry import names
@@ -22,6 +23,8 @@ SIZES = {
     "pad_token_id": 0,
 }
 ADDED = {"value_residual", "value_coefficients", "value_tables", "depth_average"}  # modules that a variant may add
+# Whether transformers can crop a cache in which a slot was never filled (docs/footguns.md).
+CROPS_EMPTY_SLOTS = "is_initialized" in DynamicLayer.crop.__code__.co_names
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import functools
 
 import pytest
 import torch
-from cases import CACHED, Case, ids, make
+from cases import CACHED, CROPS_EMPTY_SLOTS, Case, ids, make
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer
 
 from resformer import ResFormerForCausalLM, build_cache
 from resformer.models.accounting import account
@@ -81,19 +80,11 @@ def test_cache_is_taken_under_both_names(variant, name):
     assert (got - logits(model, ids())[:, 8:]).abs().max() < 1e-5
 
 
-def crops_empty_slots() -> bool:
-    try:
-        DynamicLayer().crop(-1)
-    except TypeError:
-        return False
-    return True
-
-
 def test_cache_after_crop_and_reorder(cached_case):
     model = model_of(str(cached_case))
     cache = build_cache(model)
     logits(model, ids(), cache)
-    if any(row.layer not in row.slots for row in model.model.plan) and not crops_empty_slots():
+    if any(row.layer not in row.slots for row in model.model.plan) and not CROPS_EMPTY_SLOTS:
         pytest.skip("this transformers cannot crop a cache in which a slot was never filled (docs/footguns.md)")
     cache.crop(-4)
     cache.reorder_cache(torch.tensor([1, 0]))

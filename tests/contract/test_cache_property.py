@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cases import SIZES, Case, make
+from cases import CROPS_EMPTY_SLOTS, SIZES, Case, make
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from resformer import build_cache
 from resformer.core.registry import names
@@ -89,7 +90,7 @@ def check(model, cache, before: Text | None, new: Text, pieces: list[int]) -> No
     want = model(new.ids, attention_mask=new.mask, use_cache=False).logits
     while start < new.ids.shape[1]:
         end = min(start + pieces[0], new.ids.shape[1])
-        pieces = pieces[1:] or [1]
+        pieces = pieces[1:] or pieces  # the last goes on until the end
         got = model(new.ids[:, start:end], attention_mask=new.mask[:, :end], **{CACHE: cache}).logits
         kept = new.mask[:, start:end].bool()
         difference = (got - want[:, start:end])[kept].abs().max() if kept.any() else 0.0
@@ -98,18 +99,16 @@ def check(model, cache, before: Text | None, new: Text, pieces: list[int]) -> No
 
 
 def can(action: str, cache) -> bool:
-    """Whether transformers has this for the kind of cache: static ones cannot be repeated, sliding ones not cropped,
-    and older versions cannot crop a slot that was never filled (docs/footguns.md).
+    """Whether transformers has this for the kind of cache: static ones cannot be repeated, and in older versions not
+    cropped either; growing ones that slid cannot go back, and see `CROPS_EMPTY_SLOTS`.
     """
     if action == "repeat":
         return hasattr(cache.layers[0], "batch_repeat_interleave")
     if action != "crop":
         return True
-    try:
-        copy.deepcopy(cache).crop(-1)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return cache.is_croppable
+    slid = (isinstance(x, DynamicSlidingWindowLayer) and x.get_seq_length() >= x.sliding_window for x in cache.layers)
+    filled = all(layer.is_initialized for layer in cache.layers)
+    return cache.is_croppable and not any(slid) and (filled or CROPS_EMPTY_SLOTS)
 
 
 def change(action: str, model, cache, text: Text, seed: int):
@@ -135,7 +134,7 @@ def change(action: str, model, cache, text: Text, seed: int):
 
 
 @settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
@@ -146,7 +145,7 @@ def change(action: str, model, cache, text: Text, seed: int):
     window=st.sampled_from(list(WINDOWS)),
     kind=st.sampled_from(list(KINDS)),
     lengths=st.lists(st.integers(1, 11), min_size=1, max_size=3),
-    pieces=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    pieces=st.lists(st.sampled_from([1, 1, 2, 3, 5, 8]), min_size=1, max_size=4),
     after=st.sampled_from(AFTER),
     seed=st.integers(0, 99),
 )
@@ -158,17 +157,21 @@ def test_a_cache_changes_nothing(layout, kv_heads, window, kind, lengths, pieces
     with torch.no_grad():
         cache = KINDS[kind](model)
         check(model, cache, None, text, pieces)
-        assume(can(after, cache))
-        held = change(after, model, cache, text, seed)
+        held = change(after if can(after, cache) else "second text", model, cache, text, seed)
         rows = len(lengths) if held is None else held.ids.shape[0]
         tail = random_ids(rows, 6, seed + 1)
         new = Text(tail, torch.ones_like(tail)) if held is None else held.plus(tail)
         check(model, cache, held, new, pieces)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *(("svformer", kind) for kind in ("dynamic", "static", "tokens")),
+        *(("skipv1", kind) for kind in ("tokens", "plain dynamic", "plain static")),
+    ],
+)
 @pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("layout", ["svformer", "skipv1"])
 def test_each_kind_and_change_at_least_once(layout, kind, after):
     """What chance might leave out above."""
     model, text = model_of([case.variant for case in LAYOUTS].index(layout), 2, "no window"), padded([5, 9], 3)

@@ -6,10 +6,8 @@ import inspect
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import typing
 from pathlib import Path
 
@@ -173,25 +171,54 @@ def test_the_kinds_of_the_help_are_those_of_the_library() -> None:
 LONG = ("--max-new-tokens", "100000", "--temperature", "1")
 
 
-def test_ctrl_c_keeps_the_text_and_shows_no_traceback(endless: str) -> None:
-    line = [sys.executable, "-m", "resformer", "generate", endless, "--prompt", "abc", *LONG]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    begun = os.read(process.stdout.fileno(), 8)  # the text has begun to come
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (begun + out).startswith(b"abc") and out.endswith(b"\n")
-    assert err.decode().splitlines()[-1] == "resformer: error: interrupted" and b"Traceback" not in err
+# Importing takes most of the time of a process that says a few words, so one process imports and forks for each end.
+# A fork runs `python -m resformer` to the interpreter's own end, with pipes for its output.
+ENDS = """
+import json, os, runpy, signal, sys, time
+import resformer.commands.generate, resformer.evaluate.generation
+
+def started():
+    out, err = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(out[1], 1), os.dup2(err[1], 2)
+        for end in (*out, *err):
+            os.close(end)
+        runpy.run_module("resformer", run_name="__main__", alter_sys=True)
+    os.close(out[1]), os.close(err[1])
+    return child, out[0], open(err[0])
+
+child, out, err = started()
+text = os.read(out, 5)
+os.close(out)
+said = err.read()
+found = {"reader gone": (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text.decode(), said)}
+
+child, out, err = started()
+text = os.read(out, 8)  # the text has begun to come
+time.sleep(0.3)
+os.kill(child, signal.SIGINT)
+text, said = text + open(out, "rb").read(), err.read()
+found["ctrl-c"] = (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text.decode(), said)
+print(json.dumps(found))
+"""
 
 
-def test_a_reader_that_goes_away_is_no_error(endless: str) -> None:
-    inner = " ".join([sys.executable, "-m", "resformer", "generate", endless, "--prompt", "abc", *LONG])
-    shell = f"{inner} | head -c 5 > /dev/null; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
-    assert done.returncode in (0, 141)
-    assert [line for line in done.stderr.splitlines() if not line.startswith("warning: ")] == []
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_ctrl_c_keeps_the_text_and_a_reader_that_goes_away_is_no_error(endless: str) -> None:
+    line = [sys.executable, "-c", ENDS, "generate", endless, "--prompt", "abc", *LONG]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    code, text, said = found["reader gone"]
+    assert code == 141 and text.startswith("abc")
+    assert [one for one in said.splitlines() if not one.startswith("warning: ")] == []
+
+    code, text, said = found["ctrl-c"]
+    assert code == 130
+    assert text.startswith("abc") and text.endswith("\n")
+    assert said.splitlines()[-1] == "resformer: error: interrupted" and "Traceback" not in said
 
 
 def test_lengths_are_rounded_so_that_few_graphs_are_compiled() -> None:
@@ -231,3 +258,21 @@ def test_the_compiled_step_says_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert len(said) == 2 and all("compiling the decoding step, once" in one for one in said)  # one batch size each
     assert made[1][0].cost.cache_capacity == 256
     assert check_cache(model, tokenizer, made[1], compile=True).passed
+
+
+def test_a_result_never_takes_the_place_of_what_is_no_file(tmp_path: Path) -> None:
+    from resformer.errors import UserError
+    from resformer.train.files import check_output, write_json
+
+    pipe, target, link = tmp_path / "pipe", tmp_path / "target.json", tmp_path / "link.json"
+    os.mkfifo(pipe)
+    for overwrite in (True, False):
+        with pytest.raises(UserError, match="--json .*pipe is no regular file"):
+            check_output(pipe, overwrite=overwrite, flag="--json")
+    target.write_text("old")
+    link.symlink_to(target)
+    check_output(link, overwrite=True, flag="--json")
+    write_json(link, {"a": 1})
+    assert link.is_symlink() and '"a": 1' in target.read_text()
+    with pytest.raises(UserError, match="no regular file"):
+        check_output(Path("/dev/full"), overwrite=True, flag="--json")

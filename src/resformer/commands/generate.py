@@ -86,6 +86,7 @@ def generate(
         check_output(json, overwrite=overwrite, flag="--json")
     prompts = read_prompts(prompt, prompt_file)
     lookup.check_range("--num-samples", num_samples, high=10**6)
+    lookup.check_range("--max-new-tokens", max_new_tokens, high=10**9)
     lookup.import_variants(import_, using=(model,))
     from resformer.evaluate import generation
     from resformer.evaluate.loading import load_model
@@ -132,6 +133,7 @@ def generate(
     checked = generation.check_cache(loaded, tokenizer, made, cache=cache, compile=compile) if check_cache else None
     if json is not None:
         options = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, **sampling, "stop": list(stop)}
+        options |= {"seed": seed, "cache": cache, "compile": compile, "device": str(loaded.device)}
         write_json(json, {"model": model, "options": options, **as_json(made, checked)})
     if checked is not None:
         print(check_line(checked), file=sys.stderr)
@@ -222,8 +224,8 @@ def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
     found = [_standard_input("--prompt").removesuffix("\n") if text == "-" else text for text in prompts]
     if file is not None:
         name = f"--prompt-file {file}"
-        content = _standard_input("--prompt-file") if str(file) == "-" else _decoded(file.read_bytes(), name)
-        lines = [line.removesuffix("\r") for line in content.split("\n") if line.strip()]
+        content = _standard_input("--prompt-file") if str(file) == "-" else _decoded(_bytes(file, name), name)
+        lines = [line for line in content.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
         if not lines:
             raise UserError(f"{name} holds no prompt; expected one a line")
         found += lines
@@ -239,9 +241,16 @@ def _standard_input(flag: str) -> str:
     return sys.stdin.read() if raw is None else _decoded(raw.read(), f"{flag} -: standard input")
 
 
+def _bytes(file: Path, name: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}; name a file with one prompt a line") from None
+
+
 def _decoded(content: bytes, name: str) -> str:
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # a mark at the beginning is no text
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name} is no UTF-8 (byte {error.start + 1} is 0x{error.object[error.start]:02x}); "

@@ -276,7 +276,7 @@ def _check_options(
         problems.append(f"max_new_tokens is {max_new_tokens}, expected 1 or more")
     problems += sampling.problems()
     if isinstance(stop, str) or not all(stop):
-        problems.append("stop must be a list of texts, none of them empty")
+        problems.append("stop takes a list of texts, none of them empty")
     if compile and cache not in ("dynamic", "static"):
         problems.append(f"compile needs a static cache, but cache is {cache!r}; leave one of them away")
     if problems:

@@ -26,6 +26,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+LOWEST_TEMPERATURE = 1e-6  # logits divided by less are infinite, and then all are alike
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -50,8 +52,8 @@ class Sampling:
         found = []
         if not 0 <= self.seed < 2**63:
             found.append(f"seed is {self.seed}, expected 0 to {2**63 - 1}")
-        if not 0 <= self.temperature < float("inf"):
-            found.append(f"temperature is {self.temperature}, expected 0 (greedy) or more")
+        if self.temperature != 0 and not LOWEST_TEMPERATURE <= self.temperature < float("inf"):
+            found.append(f"temperature is {self.temperature}, expected 0 (greedy), or {LOWEST_TEMPERATURE:g} or more")
         if self.top_k < 0:
             found.append(f"top_k is {self.top_k}, expected 0 (off) or more")
         if not 0 < self.top_p <= 1:

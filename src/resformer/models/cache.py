@@ -17,11 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, QuantizedCache, StaticCache
+from transformers import cache_utils
+from transformers.cache_utils import Cache, DynamicCache, QuantizedCache, StaticCache, StaticLayer
 
 from ..errors import UserError, did_you_mean
 from .accounting import kv_bytes, token_kv_bytes
 from .cache_layers import fit, slots
+from .compat import transformers_version
 from .configuration import ResFormerConfig
 from .token_cache import TokenCache, holds_tokens
 
@@ -29,6 +31,7 @@ Kind = Literal["dynamic", "static", "quantized", "offloaded", "tokens", "auto"]
 KINDS: tuple[Kind, ...] = ("dynamic", "static", "quantized", "offloaded", "tokens", "auto")
 BACKENDS = ("fp8", "quanto", "hqq")
 OFFLOADS = ("cuda", "xpu")
+COUNTS = ("batch_size", "held")
 TENSORS = ("keys", "values", "_quantized_keys", "_quantized_values")
 
 
@@ -65,13 +68,15 @@ def build_cache(
     if kind not in KINDS:
         raise UserError(f"cache kind is {kind!r}; expected one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}")
     length = config.max_position_embeddings if max_length is None else max_length
-    if length < 1:
-        raise UserError(f"max_length is {length}; a cache holds at least 1 token")
+    for name, value in {"max_length": length, **{k: options[k] for k in COUNTS if k in options}}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} is {value!r}; expected a whole number of at least 1")
     takes = {"auto": ("batch_size", "held"), "quantized": tuple(options)}.get(kind, ())
     for name in options:
         if name not in takes:
             raise UserError(f"a cache of kind {kind!r} takes no option {name!r}{did_you_mean(name, takes)}")
     if kind == "auto":
+        _base(model_or_config, kind)
         kinds: tuple[Kind, ...] = ("dynamic", "tokens") if holds_tokens(config) else ("dynamic",)
         kind = min(kinds, key=lambda k: peak_bytes(model_or_config, k, length, **options))
     if kind == "quantized":
@@ -82,18 +87,18 @@ def build_cache(
         refuse_offloading(getattr(model_or_config, "device", None))
         cache = DynamicCache(config=config, offloading=True)
     elif kind == "tokens":
-        cache = TokenCache(_base(model_or_config))
+        cache = TokenCache(_base(model_or_config, kind))
     else:
         cache = DynamicCache(config=config)
     fit(cache, config.plan(), config.shape())
     return cache
 
 
-def _base(model: Any) -> Any:
+def _base(model: Any, kind: str) -> Any:
     """The model without its head."""
     model = getattr(model, "model", model)
     if not hasattr(model, "embed_tokens"):
-        raise UserError("a 'tokens' cache holds a table made from the weights; give build_cache the model")
+        raise UserError(f"a cache of kind {kind!r} depends on the model's weights; give build_cache the model")
     return model
 
 
@@ -101,6 +106,11 @@ def _quantized(config: ResFormerConfig, backend: str = "fp8", **options: Any) ->
     if backend not in BACKENDS:
         raise UserError(
             f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}{did_you_mean(backend, BACKENDS)}"
+        )
+    if backend == "fp8" and not hasattr(cache_utils, "Fp8QuantizedLayer"):
+        raise UserError(
+            f"transformers {transformers_version} has no fp8 cache; use a newer one (5.24 has it), or the backend "
+            "'quanto' or 'hqq'"
         )
     try:
         return QuantizedCache(backend=backend, config=config, **options)
@@ -118,14 +128,25 @@ def refuse_offloading(device: torch.device | None) -> None:
         )
 
 
-def prepare(cache: Cache | None, model: Any, input_ids: Tensor | None) -> None:
+def prepare(cache: Cache | None, model: Any, input_ids: Tensor | None, inputs: Tensor) -> None:
     """Make a user's own cache fit the plan before its first tokens (in place), or say what it costs.
+
+    Args:
+        cache: what the call got.
+        model: the `ResFormerModel`.
+        input_ids, inputs: token ids `[B, T]` if it got some, and embeddings `[B, T, C]`.
 
     Raises:
         UserError: for a cache that cannot work on the model's device or with its inputs.
     """
+    if cache is None:
+        return
+    if getattr(cache, "offloading", False):
+        refuse_offloading(model.embed_tokens.weight.device)
+    if not torch.compiler.is_compiling():
+        _check_room(cache, rows=inputs.shape[0], new=inputs.shape[1])
     if isinstance(cache, TokenCache):
-        cache.note(input_ids)
+        cache.note(model, input_ids)
     elif isinstance(cache, StaticCache | QuantizedCache):
         fit(cache, model.plan, model.config.shape())
     elif isinstance(cache, DynamicCache) and not cache.layers and any(row.slot_window for row in model.plan):
@@ -134,8 +155,30 @@ def prepare(cache: Cache | None, model: Any, input_ids: Tensor | None) -> None:
             "the same, and resformer.build_cache(model) makes a smaller one",
             stacklevel=3,
         )
-    if getattr(cache, "offloading", False):
-        refuse_offloading(model.embed_tokens.weight.device)
+
+
+def _check_room(cache: Cache, *, rows: int, new: int) -> None:
+    first: Any = cache.layers[0] if getattr(cache, "layers", None) else None
+    held = getattr(first, "keys", None)
+    if isinstance(held, Tensor) and held.dim() == 4 and held.shape[0] != rows:
+        raise UserError(f"the cache was made for {held.shape[0]} sequence(s), but the input has {rows}; make a new one")
+    if isinstance(cache, StaticCache) and _readable(held):
+        check_static_length(cache, int(cache.get_seq_length()) + new)
+
+
+def _readable(held: Any) -> bool:
+    """Whether the length that a static cache holds can be read without waiting for an accelerator."""
+    return not isinstance(held, Tensor) or held.device.type == "cpu"
+
+
+def check_static_length(cache: Cache, tokens: int) -> None:
+    """Raises UserError when a static cache ends before the text does. Layers that slide never end."""
+    ends = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer) and not layer.is_sliding]
+    if ends and tokens > min(ends):
+        raise UserError(
+            f"a static cache of {min(ends)} tokens cannot hold {tokens}; make it with max_length={tokens} or more, or "
+            "use the kind 'dynamic'"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +233,7 @@ def peak_bytes(model: Any, kind: str, tokens: int, *, batch_size: int = 1, held:
     The plane that a growing slot is copied through is the same in both kinds and left out. For held = 1 "tokens" never
     wins: what it does not store it gathers, and the table comes on top.
     """
-    base = _base(model)
+    base = _base(model, kind)
     config, size = base.config, base.dtype.itemsize
     stored = batch_size * kv_bytes(config, tokens, dtype_bytes=size)
     if kind == "dynamic":

@@ -66,6 +66,14 @@ class PlannedStaticLayer(_Planned):
 class PlannedSlidingLayer(_Planned, StaticSlidingWindowLayer):
     """For slots that keep the last tokens of a window."""
 
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and not self.is_croppable:  # transformers would go on with tokens that it has overwritten
+            raise UserError(
+                "tokens cannot be taken back (crop) from a static cache of sliding layers that was made for more "
+                "tokens than their window; use the kind 'dynamic' and call activate_past_recording() first"
+            )
+        super().crop(tokens_to_remove)
+
 
 PLANNED: dict[type, type[_Planned]] = {
     StaticLayer: PlannedStaticLayer,
@@ -131,5 +139,5 @@ def fit(cache: Cache, plan: Plan, shape: Shape) -> None:
                 cache.layers[index] = _quantized_like(layer)
             continue
         first, second = slots(row, shape)
-        if type(layer) in PLANNED and (first, second) != (full, full):
+        if type(layer) in PLANNED and ((first, second) != (full, full) or row.slot_window):
             cache.layers[index] = PLANNED[type(layer)].like(layer, first=first, second=second)

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
@@ -26,7 +26,7 @@ from ..core.carry import Carry
 from ..core.plan import last_reader
 from ..errors import UserError
 from .batching import BatchedGeneration
-from .cache import fit, prepare, refuse_offloading
+from .cache import check_static_length, fit, prepare, refuse_offloading
 from .compat import CACHE
 from .configuration import ResFormerConfig
 from .layers import DecoderLayer
@@ -180,7 +180,7 @@ class ResFormerModel(ResFormerPreTrainedModel):
             cache, use_cache = None, False
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        prepare(cache, self, input_ids)
+        prepare(cache, self, input_ids, hidden)
 
         # Positions that nobody gave are consecutive. The masks then need no check for packed documents, and a compiled
         # training step runs attention without a materialised mask.
@@ -285,11 +285,22 @@ class ResFormerForCausalLM(BatchedGeneration, ResFormerPreTrainedModel, Generati
             cache.early_initialization(batch_size, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device)
         return cache
 
-    def _prepare_cache_for_generation(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
         """As in transformers; a cache that cannot work here is refused before the prompt is read."""
         if "offloaded" in (generation_config.cache_implementation or ""):
             refuse_offloading(self.device)
-        return super()._prepare_cache_for_generation(generation_config, *args, **kwargs)  # type: ignore[misc]
+        own = model_kwargs.get(CACHE)
+        if isinstance(own, StaticCache):
+            check_static_length(own, max_cache_length)
+        arguments = (generation_config, model_kwargs, generation_mode, batch_size, max_cache_length)
+        return super()._prepare_cache_for_generation(*arguments)  # type: ignore[misc]
 
     @torch.no_grad()
     def lambda_map(self) -> dict[str, list]:

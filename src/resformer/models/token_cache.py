@@ -24,6 +24,7 @@ from ..errors import UserError
 from .configuration import ResFormerConfig
 
 ROWS_AT_ONCE = 4096  # of the vocabulary, while the table is made
+SPOT_ROWS = 8
 
 
 class ValueTable:
@@ -33,10 +34,9 @@ class ValueTable:
     """
 
     def __init__(self, model: Any) -> None:
-        self.sources = _sources(model)
-        self.versions = [source._version for source in self.sources]
+        self.made_of = _made_of(model)
         self.heads, self.width = model.config.shape().kv_heads, model.config.shape().head_dim
-        self.values_VD = _first_values(model)
+        self.values_VD = _first_values(model, torch.arange(model.vocab_size))
 
     def __call__(self, ids_BT: Tensor) -> Tensor:
         """The values `[B, H_kv, T, D]` of tokens `[B, T]`."""
@@ -46,10 +46,28 @@ class ValueTable:
     def __deepcopy__(self, memo: dict[int, Any]) -> ValueTable:
         return self
 
-    def check(self) -> None:
-        """Raises UserError when the weights behind the table have changed since it was made."""
-        if [source._version for source in self.sources] != self.versions:
-            raise UserError("the model's weights changed after this 'tokens' cache was made; make a new one")
+    def __reduce__(self) -> Any:
+        raise UserError("a 'tokens' cache belongs to a model of this process and cannot be pickled; use 'dynamic'")
+
+    def check(self, model: Any, *, fresh: bool) -> None:
+        """Raises UserError when the table is not that of `model` as it is now.
+
+        Other parameters, another dtype and operations in place are noticed; what goes through `parameter.data` only
+        before the first tokens (`fresh`), when a few rows are made again.
+        """
+        same = len(found := _made_of(model)) == len(self.made_of) and all(
+            ours[0] is theirs[0] and ours[1:] == theirs[1:] for ours, theirs in zip(self.made_of, found, strict=True)
+        )
+        if same and fresh:
+            ids = torch.linspace(0, model.vocab_size - 1, SPOT_ROWS).long()
+            again, kept = _first_values(model, ids), self.values_VD[ids.to(self.values_VD.device)]
+            # The same products in another order: rounding apart.
+            same = bool((again - kept).abs().max() <= 0.02 * kept.abs().max())
+        if not same:
+            raise UserError(
+                "this 'tokens' cache was made for other weights (another model, or this one before they changed); make "
+                "a new one with resformer.build_cache(model, 'tokens')"
+            )
 
 
 class _TokenSlot(DynamicLayer):
@@ -64,6 +82,11 @@ class _TokenSlot(DynamicLayer):
         slot = cls.__new__(cls)
         slot.__dict__.update(layer.__dict__, table=table, new_ids=None)
         return slot
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        # Older versions of transformers give both the type of the keys; ids appended to floats are no ids any more.
+        self.values = value_states.new_empty(0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         ids, self.new_ids = self.new_ids, None
@@ -93,18 +116,19 @@ class TokenCache(DynamicCache):
         slot = SlidingTokenSlot if isinstance(first, DynamicSlidingWindowLayer) else TokenSlot
         self.layers[0] = slot.like(first, self.table)
 
-    def note(self, input_ids: Tensor | None) -> None:
-        """Take the ids `[B, T]` of the tokens whose keys come next.
+    def note(self, model: Any, input_ids: Tensor | None) -> None:
+        """Take the ids `[B, T]` of the tokens whose keys `model` stores next.
 
         Raises:
-            UserError: without ids, or for a model whose weights have changed since.
+            UserError: without ids, or for a model whose table this is not.
         """
         if input_ids is None:
             raise UserError(
                 "a 'tokens' cache needs input_ids, but the model got only inputs_embeds; use the kind 'dynamic'"
             )
-        self.table.check()
-        self.layers[0].new_ids = input_ids  # type: ignore[union-attr]
+        first: Any = self.layers[0]
+        self.table.check(model, fresh=not first.is_initialized)
+        first.new_ids = input_ids
 
     def parts(self) -> tuple[int, int]:
         """Bytes of the table, and of the values plane that the next step gathers."""
@@ -137,19 +161,21 @@ def holds_tokens(config: ResFormerConfig) -> bool:
     return True
 
 
-def _sources(model: Any) -> list[Tensor]:
-    """The weights that the table follows from."""
+def _made_of(model: Any) -> list[tuple[Any, ...]]:
+    """The parameters that the table follows from, each with what tells that it has changed."""
     layer = model.layers[0]
     modules = [model.embed_tokens, layer.input_layernorm, layer.self_attn.v_proj, layer.self_attn.value_residual]
     found = [parameter for module in modules for parameter in module.parameters()]
-    return found + (list(model.value_tables.parameters()) if model.value_tables is not None else [])
+    found += model.value_tables.parameters() if model.value_tables is not None else []
+    return [(one, one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in found]
 
 
 @torch.no_grad()
-def _first_values(model: Any) -> Tensor:
+def _first_values(model: Any, ids_V: Tensor) -> Tensor:
+    """Layer 1's values `[V, H_kv * D]` of some tokens."""
     layer, coefficients = model.layers[0], model.layer_coefficients()[0]
     parts = []
-    for ids in torch.arange(model.vocab_size, device=model.embed_tokens.weight.device).split(ROWS_AT_ONCE):
+    for ids in ids_V.to(model.embed_tokens.weight.device).split(ROWS_AT_ONCE):
         hidden = layer.input_layernorm(model.embed_tokens(ids[None]))
         reads = [model.table_values(ids[None])[0] for _ in model.plan[0].received]
         own = layer.self_attn.v_proj(hidden).unflatten(-1, (-1, layer.self_attn.head_dim))

@@ -25,12 +25,17 @@ def check_output(path: Path, *, overwrite: bool, flag: str) -> None:
         raise UserError(f"{flag} {path}: there is no directory {path.parent}; make it, or choose another file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"{flag} {path}: the directory {path.parent} cannot be written to; choose another file")
+    if path.exists() and not path.is_file():  # renaming a result into its place would remove a device or a pipe
+        raise UserError(f"{flag} {path} is no regular file; choose a file to write to")
     if path.exists() and not overwrite:
-        raise UserError(f"{path} exists; pass --overwrite to replace it or --json FILE to write elsewhere")
+        raise UserError(f"{path} exists; pass --overwrite to replace it or name another file")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write through a temporary file in the same directory, synced before it takes the name."""
+    """Write through a temporary file in the same directory, synced before it takes the name. A link stays one, and its
+    target gets the text.
+    """
+    path = path.resolve() if path.is_symlink() else path
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
