@@ -2,8 +2,8 @@
 tokens of SlimPajama.
 
 What the sources leave open: the running text says 1,200 steps of warm-up, table 4 and every script say 120, which is
-what stands here (`--set optim.warmup_steps=1200` is the text's value). The text says fp16, the scripts bf16. Of the 1.6B
-model only the size and its 200 billion tokens are known to us; the shape is our choice, that of Pythia-1.4B.
+what stands here (`--set optim.warmup_steps=1200` is the text's value). The text says fp16, the scripts bf16. Of the
+1.6B model only the size and its 200 billion tokens are known to us; the shape is our choice, that of Pythia-1.4B.
 """
 
 from __future__ import annotations
