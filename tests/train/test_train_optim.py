@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from resformer import ResFormerConfig, ResFormerForCausalLM
+from resformer import ResFormerConfig, ResFormerForCausalLM, UserError
 from resformer.train.config import OptimConfig
 from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
 from resformer.train.schedule import lr_at
@@ -45,6 +45,34 @@ def test_the_schedule_at_its_edges() -> None:
     assert lr_at(1, steps=1, lr=1.0) == pytest.approx(0.1)
     assert lr_at(1, steps=10, lr=1.0, warmup_steps=4) == 0.25
     assert lr_at(10, steps=10, lr=1.0, min_lr_ratio=0.0) == pytest.approx(0.0)
+
+
+def test_linear_and_stable_schedules() -> None:
+    def rates(schedule: str, **more: float) -> list[float]:
+        common = {"steps": 10, "lr": 1.0, "warmup_steps": 2, "min_lr_ratio": 0.2, **more}
+        return [round(lr_at(step, schedule=schedule, **common), 6) for step in range(1, 11)]
+
+    assert rates("linear") == [0.5, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+    assert rates("wsd", decay_share=0.4) == [0.5, *[1.0] * 5, 0.8, 0.6, 0.4, 0.2]
+    assert rates("wsd", decay_share=0.0) == [0.5, *[1.0] * 9]
+    assert rates("wsd", decay_share=1.0) == rates("linear")
+
+
+def test_learning_rates_by_parameter_name() -> None:
+    optim = OptimConfig(
+        lr=1e-2, warmup_steps=0, lambda_lr_scale=0.5, lr_scale={"model.layers.0.*": 2.0, "*norm.weight": 3.0}
+    )
+    optimizer = build_optimizer(small_model(), optim)
+    found = {name: group["lr"] for group in optimizer.param_groups for name in group["names"]}
+    assert found["model.layers.0.mlp.up_proj.weight"] == found["model.layers.0.self_attn.v_proj.weight"] == 2e-2
+    assert found["model.layers.0.input_layernorm.weight"] == pytest.approx(6e-2)  # both patterns fit
+    assert found["model.norm.weight"] == pytest.approx(3e-2)
+    assert found["model.layers.1.mlp.up_proj.weight"] == 1e-2
+    assert found["model.layers.1.self_attn.value_residual.first"] == 5e-3
+    assert len(found) == len(list(small_model().parameters()))
+    assert [group["weight_decay"] for group in optimizer.param_groups if "matrices" in group["name"]] == [0.1, 0.1]
+    with pytest.raises(UserError, match=r"optim\.lr_scale 'model\.layer\.0\.\*' fits no parameter"):
+        build_optimizer(small_model(), OptimConfig(lr_scale={"model.layer.0.*": 2.0}))
 
 
 def test_groups_keep_their_share_of_the_learning_rate() -> None:

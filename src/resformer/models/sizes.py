@@ -26,4 +26,5 @@ SIZES: dict[str, dict[str, Any]] = {
     "82m": _size(8, 8, 512, 1792),
     "180m": _size(12, 12, 768, 2688),
     "468m": _size(24, 16, 1024, 3584),
+    "1b6": _size(24, 16, 2048, 7168),  # the paper names the size only; this is Pythia-1.4B's shape
 }

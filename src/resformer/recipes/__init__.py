@@ -14,7 +14,9 @@ from resformer.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from resformer.train.config import Config
 
-_RECIPES = {"quick": "quick", "tiny": "tiny"}  # name -> module, which has a function of that name
+_PAPER = ("2m", "82m", "180m", "468m", "1b6", "82m_512", "82m_8192", "82m_32000", "82m_64000")
+# name -> module, which has a function of that name
+_RECIPES = {"quick": "quick", "tiny": "tiny", **{f"paper_{size}": "paper" for size in _PAPER}}
 
 
 def names() -> list[str]:

@@ -148,7 +148,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class OptimConfig:
-    """AdamW, linear warm-up, cosine decay."""
+    """AdamW, linear warm-up, then a schedule down."""
 
     lr: Positive = 6e-4
     """Peak learning rate."""
@@ -158,6 +158,10 @@ class OptimConfig:
     """Steps of linear warm-up; more than train.steps is shortened to a tenth of them."""
     min_lr_ratio: Share = 0.1
     """Learning rate at the last step as a share of lr."""
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    """How the learning rate falls after the warm-up; wsd = it stays, and falls in a straight line at the end."""
+    decay_share: Share = 0.2
+    """Share of all steps in which the rate of schedule wsd falls."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay of matrices; norms, biases and lambdas have none."""
     beta1: BelowOne = 0.9
@@ -170,6 +174,8 @@ class OptimConfig:
     """Largest norm of the global gradient; 0 = no clipping."""
     lambda_lr_scale: NotNegative = 1.0
     """Learning rate of lambdas, gates and logits as a multiple of lr; 0 freezes them."""
+    lr_scale: dict[str, NotNegative] = Field(default_factory=dict)
+    """Multiples of the learning rate by parameter name, with * for anything: {"model.layers.0.*" = 2.0}; 0 freezes."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

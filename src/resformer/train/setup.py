@@ -21,6 +21,7 @@ from resformer.train.checkpoint import TrainState
 from resformer.train.config import Config
 from resformer.train.configure import to_toml
 from resformer.train.environment import environment, versions
+from resformer.train.estimate import estimate_memory, memory_line, time_line
 from resformer.train.files import write_atomic, write_json
 from resformer.train.metrics import MetricsLog, read_rows
 
@@ -149,6 +150,8 @@ def show_plan(config: Config, described: ResFormerConfig, dataset: Any, sampler:
         *(f"note: {note}" for note in notes),
         f"parameters: {costs.parameters:,} ({json.dumps(costs.parameters_by_group)})",
         f"FLOPs: {costs.flops_per_token:,} per token forward, {3 * costs.flops_per_token * tokens:.3g} for the run",
+        memory_line(estimate_memory(config, described)),
+        time_line(3 * costs.flops_per_token * tokens),
         f"KV cache: {costs.kv_bytes_per_token:,} bytes per token (fp32), {costs.kv_ratio:.4f} of the Transformer's",
         f"training tokens: {tokens:,} in {steps:,} steps; epochs: {epochs}",
         f"corpus: {dataset.fingerprint}",

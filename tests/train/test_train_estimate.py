@@ -1,0 +1,64 @@
+"""What `--dry-run` foretells, against what a step takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resformer.train.estimate import time_line
+
+MEASURE = """
+import sys, torch
+from resformer.recipes import recipe
+from resformer.train.build import build_model, model_config
+from resformer.train.configure import edit
+from resformer.train.estimate import estimate_memory
+from resformer.train.loss import accumulate
+from resformer.train.optim import build_optimizer
+
+torch.set_num_threads(1)
+wide = {"model.hidden_size": 256, "model.intermediate_size": 704, "model.num_hidden_layers": 4}
+long = {"data.sequence_length": 256, "train.batch_size": 8, "train.checkpointing": sys.argv[1] == "checkpointing"}
+config = edit(recipe("quick"), {**wide, **long})
+described = model_config(config, vocab_size=2048)
+estimate = estimate_memory(config, described)
+model = build_model(config, described, torch.device("cpu"))
+optimizer = build_optimizer(model, config.optim)
+
+def resident(word):
+    line = next(x for x in open("/proc/self/status") if x.startswith(word))
+    return int(line.split()[1]) * 1024
+
+def step(tokens):
+    accumulate(model, tokens, micro_batch_size=len(tokens))
+    optimizer.step()
+    optimizer.zero_grad()
+
+step(torch.randint(0, 2048, (1, 9)))  # what a process loads once
+states = 3 * 4 * sum(p.numel() for p in model.parameters())  # weights and moments are there, gradients are not
+before = resident("VmRSS") - states
+open("/proc/self/clear_refs", "w").write("5")
+step(torch.randint(0, 2048, (8, 257)))
+print(estimate.total, resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory as Linux has it")
+@pytest.mark.parametrize("how", [pytest.param("plain", marks=pytest.mark.slow), "checkpointing"])
+def test_memory_is_what_a_step_takes(how: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that freed is free
+    done = subprocess.run([sys.executable, "-c", MEASURE, how], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    foretold, measured = map(int, done.stdout.split())
+    assert abs(foretold / measured - 1) < 0.12, (foretold, measured)
+
+
+def test_time_at_a_share_of_the_peak() -> None:
+    assert time_line(0.4 * 312e12 * 86_400 * 10).startswith(
+        "time on one device at 40% of its bf16 peak: A100 (312 TFLOP/s) 10.0 days"
+    )
+    assert "989 TFLOP/s) 1.0 s" in time_line(0.4 * 989e12)
