@@ -194,6 +194,12 @@ class TrackConfig:
 
     log_every_seconds: Positive = 10.0
     """Seconds between progress lines when the output is no terminal."""
+    tensorboard: bool = False
+    """Also write TensorBoard event files, into the run directory."""
+    wandb: Text | None = None
+    """Project of Weights & Biases to log to as well; none = do not."""
+    trackio: Text | None = None
+    """Project of trackio to log to as well; none = do not."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

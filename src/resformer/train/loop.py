@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from resformer.train.optim import build_optimizer, clip_gradients, set_learning_
 from resformer.train.progress import Reporter
 from resformer.train.setup import Parts, hold, last_validation, open_data, record_resume, restore, show_plan, start
 from resformer.train.signals import StopRequest
+from resformer.train.track import Trackers, check_trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ def train(
     """
     out = Path(out)
     config, notes = effective(config)
+    check_trackers(config)
     rundir.check_start(out, resume=resume, overwrite=overwrite)
     device = resolve_device(config.train.device)
     if device.type == "cpu":
@@ -132,7 +135,9 @@ def _run(
                 reporter.note(f"note: {log.path} is shorter than the checkpoint remembers; rows are missing")
             if resume and not complete:
                 record_resume(parts, state, command)
-            _fit(parts, state, log, reporter, stop)
+            with closing(Trackers(parts.config, out, state.step, reporter.note)) as trackers:
+                log.listeners.append(trackers)
+                _fit(parts, state, log, reporter, stop)
             if not complete:
                 export_run(out, overwrite=True, report=reporter.note)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class MetricsLog:
             UserError: another process is writing this run.
         """
         self.path = path
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,6 +60,9 @@ class MetricsLog:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunFailure(f"{self.path} could not be written: {reason}") from error
+        for listener in self.listeners:
+            for row in rows:
+                listener(row)
 
     def sync(self) -> int:
         """Wait until all rows are on the disk; return the size of the file in bytes."""

@@ -15,7 +15,7 @@ from resformer.train.configure import from_toml, to_tree
 from resformer.train.metrics import MetricsLog
 
 CONFIG, ENVIRONMENT, METRICS = "config.toml", "environment.json", "metrics.jsonl"
-CHECKPOINTS, TOKENIZER, MODEL = "checkpoints", "tokenizer", "model"
+CHECKPOINTS, TOKENIZER, MODEL, TENSORBOARD = "checkpoints", "tokenizer", "model", "tensorboard"
 
 _RANDOM = "[a-z0-9_]{8}"  # what the tempfile module puts after a prefix
 
@@ -52,12 +52,16 @@ _OWN = (
     *((place, name) for place in (MODEL, rf"\.{MODEL}-{_RANDOM}") for name in MODEL_FILES),
     *((_REPLACED, MODEL, name) for name in MODEL_FILES),
     *((TOKENIZER, name) for name in TOKENIZER_FILES),
+    (TENSORBOARD, r"events\.out\.tfevents\..+"),
 )
 # Logs that a shell, a launcher or a batch system puts there: they neither stop a run nor are removed.
 _TOLERATED = (".log", ".out", ".err")
 
 # Keys that may change on resume: they change no number that the run computes.
-_FREE = ("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last", "track.log_every_seconds")
+_FREE = (
+    *("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last"),
+    *("track.log_every_seconds", "track.tensorboard", "track.wandb", "track.trackio"),
+)
 # These may change as well, at the price of the last bits.
 _FREE_WITH_NOTE = ("train.device", "train.threads", "train.compile", "train.checkpointing")
 
