@@ -267,7 +267,7 @@ def test_a_result_never_takes_the_place_of_what_is_no_file(tmp_path: Path) -> No
     pipe, target, link = tmp_path / "pipe", tmp_path / "target.json", tmp_path / "link.json"
     os.mkfifo(pipe)
     for overwrite in (True, False):
-        with pytest.raises(UserError, match="--json .*pipe is no regular file"):
+        with pytest.raises(UserError, match=r"--json .*pipe is no regular file"):
             check_output(pipe, overwrite=overwrite, flag="--json")
     target.write_text("old")
     link.symlink_to(target)

@@ -131,9 +131,11 @@ class Attention(nn.Module):
         out, weights = self.attend(query, all_keys, attended, attention_mask, reads["attention"], kwargs)
         if policy.corrects:
             out = self.correct(out, mixed, own, values)
-        raw = {"query": raw_query, "key": raw_key, "value": own, "attention": weights}
-        kept: dict[str, Any] = {"key": key, "value": stored}
-        sent = tuple(raw[what] if state == "raw" else kept[what].transpose(1, 2) for what, state in row.sends)
+        sent: tuple[Tensor | None, ...] = ()
+        if row.sends:
+            raw = {"query": raw_query, "key": raw_key, "value": own, "attention": weights}
+            kept: dict[str, Any] = {"key": key, "value": stored}
+            sent = tuple(raw[what] if state == "raw" else kept[what].transpose(1, 2) for what, state in row.sends)
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights, *sent
 
     def project(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -230,11 +232,16 @@ def read_kinds(row: Row) -> tuple[tuple[str, bool], ...]:
     return tuple(kinds)
 
 
+NOTHING: dict[str, tuple[Tensor, ...]] = {"value": (), "attended": (), "key": (), "query": (), "attention": ()}
+
+
 def sort_reads(
     kinds: Sequence[tuple[str, bool]], received: Sequence[Tensor], span: Span | None
 ) -> dict[str, tuple[Tensor, ...]]:
     """The tensors that a layer received by their kind; stored ones are cut to `span`."""
-    reads: dict[str, tuple[Tensor, ...]] = {"value": (), "attended": (), "key": (), "query": (), "attention": ()}
+    if not kinds:
+        return NOTHING
+    reads = dict(NOTHING)
     for (kind, stored), tensor in zip(kinds, received, strict=False):  # coefficients follow
         reads[kind] = (*reads[kind], aligned(tensor, span, dim=1) if stored else tensor)
     return reads
