@@ -46,14 +46,14 @@ class TensorBoard:
     def __init__(self, out: Path, config: Config, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1 if step else None)  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1 if step else None)
 
     def log(self, scalars: dict[str, float], step: int) -> None:
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class Hosted:
