@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from resformer.train.estimate import time_line
+from resformer.models.accounting import account
+from resformer.recipes import recipe
+from resformer.train.build import model_config
+from resformer.train.configure import edit
+from resformer.train.estimate import estimate_memory, time_line
 
 MEASURE = """
 import sys, torch
@@ -55,6 +59,21 @@ def test_memory_is_what_a_step_takes(how: str) -> None:
     assert done.returncode == 0, done.stderr
     foretold, measured = map(int, done.stdout.split())
     assert abs(foretold / measured - 1) < 0.12, (foretold, measured)
+
+
+FORMS = [{"model.position_embedding": "learned"}, {"model.sliding_window": 8}, {"model.num_experts": 4}]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_every_host_form_is_counted(form: dict[str, object], dtype: str) -> None:
+    """Tensors without data have no numbers that code could look at."""
+    config = edit(recipe("tiny"), {**form, "train.dtype": dtype})
+    found = estimate_memory(config, model_config(config, vocab_size=300))
+    again = edit(config, {"train.batch_size": 16})
+    assert found.states == 16 * account(model_config(config, vocab_size=300)).parameters
+    more = estimate_memory(again, model_config(again, vocab_size=300)).activations
+    assert 1.5 * found.activations < more <= 2 * found.activations  # angles and masks do not grow with the batch
 
 
 def test_time_at_a_share_of_the_peak() -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 def grouped_linear(x_NI: Tensor, weight_EOI: Tensor, sizes_E: Tensor) -> Tensor:
     """`[N, O]`: the first sizes[0] rows times the first matrix, and so on; the sizes sum to N.
 
-    Eager code loops over groups, which needs the sizes as numbers. Compiled code cannot have them: in bf16 it takes
-    PyTorch's grouped product, which knows no other type there, and else an operator of ours that hides the loop.
+    Eager code loops over groups, which needs the sizes as numbers. Compiled code and fake tensors have none: in bf16
+    they take PyTorch's grouped product, which knows no other type there, and else an operator of ours that hides the
+    loop.
     """
-    if not torch.compiler.is_compiling():
+    if type(sizes_E) is Tensor and not torch.compiler.is_compiling():
         return _looped(x_NI, weight_EOI, sizes_E)
     kind = x_NI.device.type
     if torch.is_autocast_enabled(kind):  # which knows neither of the two

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
+from resformer.models.accounting import account
 from resformer.models.compat import enable_checkpointing
 from resformer.train.config import Config
 from resformer.train.loss import CPU_CHUNK_ROWS
@@ -50,10 +51,10 @@ def estimate_memory(config: Config, described: ResFormerConfig) -> MemoryEstimat
     if config.train.checkpointing:
         activations = _saved_bytes(config, described, checkpointing=True) + whole // described.num_hidden_layers
     rows = min(CPU_CHUNK_ROWS, config.micro_batch_size * config.data.sequence_length)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in ResFormerForCausalLM(described).parameters())
     return MemoryEstimate(
-        states=STATES_BYTES * parameters, activations=activations, logits=2 * 4 * rows * described.vocab_size
+        states=STATES_BYTES * account(described).parameters,
+        activations=activations,
+        logits=2 * 4 * rows * described.vocab_size,
     )
 
 
