@@ -17,12 +17,13 @@ from resformer.train.estimate import estimate_memory, time_line
 
 MEASURE = """
 import sys, torch
+from resformer.parallel import Layout, Ranks, parallelize
 from resformer.recipes import recipe
 from resformer.train.build import build_model, model_config
 from resformer.train.configure import edit
 from resformer.train.estimate import estimate_memory
 from resformer.train.loss import accumulate
-from resformer.train.optim import build_optimizer
+from resformer.train.optim import build_optimizers
 
 torch.set_num_threads(1)
 wide = {"model.hidden_size": 256, "model.intermediate_size": 704, "model.num_hidden_layers": 4}
@@ -31,7 +32,8 @@ config = edit(recipe("quick"), {**wide, **long})
 described = model_config(config, vocab_size=2048)
 estimate = estimate_memory(config, described)
 model = build_model(config, described, torch.device("cpu"))
-optimizer = build_optimizer(model, config.optim)
+parallelize(model, Ranks(), Layout(), checkpointing=config.train.checkpointing)
+(optimizer,) = build_optimizers(model, config.optim)
 
 def resident(word):
     line = next(x for x in open("/proc/self/status") if x.startswith(word))

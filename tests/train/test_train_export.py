@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_helpers import crash_after
+from train_helpers import WEIGHTS, crash_after, saved_weights
 
 from resformer.errors import UserError
 from resformer.evaluate.loading import load_model
-from resformer.train import checkpoint
+from resformer.train import tensors
 from resformer.train.config import Config
 from resformer.train.configure import edit
 from resformer.train.export import export_run
@@ -36,7 +36,7 @@ def test_files_and_bits(whole_run: Path) -> None:
         "tokenizer_config.json",
         "README.md",
     }
-    saved = load_file(whole_run / "checkpoints" / "step-00000020" / "model.safetensors")
+    saved = saved_weights(whole_run, 20)
     exported = load_file(model / "model.safetensors")
     assert saved.keys() == exported.keys()
     assert all(torch.equal(saved[name], exported[name]) for name in saved)
@@ -85,7 +85,7 @@ def test_the_tokenizer_is_the_corpuss(whole_run: Path, corpus: Path) -> None:
 
 def test_export_of_an_earlier_step(whole_run: Path, tmp_path: Path) -> None:
     made = export_run(whole_run, step=15, out=tmp_path / "at15")
-    saved = load_file(whole_run / "checkpoints" / "step-00000015" / "model.safetensors")
+    saved = saved_weights(whole_run, 15)
     assert all(torch.equal(saved[name], tensor) for name, tensor in load_file(made / "model.safetensors").items())
     card = (made / "README.md").read_text()
     assert "15 of 20 steps (an intermediate checkpoint)" in card
@@ -109,8 +109,8 @@ def test_other_models_survive_the_way(config: Config, tmp_path: Path, changes: d
     out = tmp_path / "run"
     train(edit(config, {"train.steps": 2, **changes}), out)
     model, _ = load_model(out)
-    saved = load_file(out / "checkpoints" / "step-00000002" / "model.safetensors")
-    found = checkpoint.model_tensors(model)
+    saved = saved_weights(out, 2)
+    found = tensors.model_tensors(model)
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
 
@@ -120,10 +120,10 @@ def test_a_damaged_checkpoint_is_said_to_be_passed_over(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole_run, run)
-    os.truncate(run / "checkpoints" / "step-00000020" / "model.safetensors", 100)
+    os.truncate(run / "checkpoints" / "step-00000020" / WEIGHTS, 100)
     export_run(run, overwrite=True)
     said = capsys.readouterr().err.splitlines()
-    assert "damaged checkpoint passed over: step-00000020: model.safetensors does not fit" in said[0]
+    assert f"damaged checkpoint passed over: step-00000020: {WEIGHTS} does not fit" in said[0]
     assert said[-1] == "note: exported step 15 of 20"
     assert "15 of 20 steps" in (run / "model" / "README.md").read_text()
 
@@ -147,9 +147,9 @@ def test_a_checkpoint_of_another_model_is_named(whole_run: Path, config: Config,
 
     other = edit(config, {"model.variant": "transformer", "model.intermediate_size": 48})
     model = build_model(other, model_config(other, vocab_size=300), torch.device("cpu"))
-    path = whole_run / "checkpoints" / "step-00000020" / "model.safetensors"
+    path = whole_run / "checkpoints" / "step-00000020"
     with pytest.raises(UserError) as caught:
-        checkpoint.load_model_tensors(model, path)
+        tensors.read_model(path, model)
     assert "value_residual.first is unexpected" in str(caught.value)
     assert "and " in str(caught.value)
     assert "more" in str(caught.value)

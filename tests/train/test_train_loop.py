@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_helpers import comparable
+from train_helpers import comparable, saved_weights
 
 from resformer.data import open_dataset
 from resformer.errors import UserError
@@ -59,7 +59,7 @@ def test_rows_of_training(whole_run: Path, config: Config) -> None:
     rows = [row for row in read_rows(whole_run / "metrics.jsonl") if row["split"] == "train"]
     assert [row["step"] for row in rows] == list(range(1, 21))
     assert [row["tokens"] for row in rows] == [8 * 32 * step for step in range(1, 21)]
-    keys = {"split", "step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
+    keys = {"split", "step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds", "memory_bytes"}
     assert all(set(row) == keys for row in rows)
     assert [row["lr"] for row in rows] == [lr_at(s, steps=20, lr=2e-3, warmup_steps=5) for s in range(1, 21)]
     assert rows[0]["loss"] == pytest.approx(math.log(300), abs=0.1)
@@ -248,5 +248,5 @@ def test_compiled_blocks_keep_their_names(config: Config, tmp_path: Path) -> Non
         assert one["step"] == other["step"]
         assert one.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=1e-4)
     model, _ = load_model(tmp_path / "compiled")
-    tensors = checkpoint.load_file(tmp_path / "compiled" / "checkpoints" / "step-00000002" / "model.safetensors")
+    tensors = saved_weights(tmp_path / "compiled", 2)
     assert tensors.keys() == {name for name, _ in model.named_parameters()}

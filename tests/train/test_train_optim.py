@@ -9,7 +9,7 @@ import torch
 
 from resformer import ResFormerConfig, ResFormerForCausalLM, UserError
 from resformer.train.config import OptimConfig
-from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
+from resformer.train.optim import build_optimizers, clip_gradients, gradient_norms, set_learning_rate
 from resformer.train.schedule import lr_at
 
 
@@ -62,7 +62,7 @@ def test_learning_rates_by_parameter_name() -> None:
     optim = OptimConfig(
         lr=1e-2, warmup_steps=0, lambda_lr_scale=0.5, lr_scale={"model.layers.0.*": 2.0, "*norm.weight": 3.0}
     )
-    optimizer = build_optimizer(small_model(), optim)
+    (optimizer,) = build_optimizers(small_model(), optim)
     found = {name: group["lr"] for group in optimizer.param_groups for name in group["names"]}
     assert found["model.layers.0.mlp.up_proj.weight"] == found["model.layers.0.self_attn.v_proj.weight"] == 2e-2
     assert found["model.layers.0.input_layernorm.weight"] == pytest.approx(6e-2)  # both patterns fit
@@ -72,13 +72,13 @@ def test_learning_rates_by_parameter_name() -> None:
     assert len(found) == len(list(small_model().parameters()))
     assert [group["weight_decay"] for group in optimizer.param_groups if "matrices" in group["name"]] == [0.1, 0.1]
     with pytest.raises(UserError, match=r"optim\.lr_scale 'model\.layer\.0\.\*' fits no parameter"):
-        build_optimizer(small_model(), OptimConfig(lr_scale={"model.layer.0.*": 2.0}))
+        build_optimizers(small_model(), OptimConfig(lr_scale={"model.layer.0.*": 2.0}))
 
 
 def test_groups_keep_their_share_of_the_learning_rate() -> None:
     optim = OptimConfig(lr=1e-2, warmup_steps=4, lambda_lr_scale=0.5, weight_decay=0.3)
-    optimizer = build_optimizer(small_model(), optim)
-    assert set_learning_rate(optimizer, optim, step=2, steps=10) == 5e-3
+    (optimizer,) = build_optimizers(small_model(), optim)
+    assert set_learning_rate([optimizer], optim, step=2, steps=10) == 5e-3
     found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert found == {"matrices": (5e-3, 0.3), "vectors": (5e-3, 0.0), "lambdas": (2.5e-3, 0.0)}
 
@@ -87,11 +87,11 @@ def test_one_step_is_adamw() -> None:
     optim = OptimConfig(lr=1e-2, warmup_steps=0, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8)
     torch.manual_seed(0)
     model = small_model()
-    optimizer = build_optimizer(model, optim)
+    (optimizer,) = build_optimizers(model, optim)
     before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.randn_like(p)
-    lr = set_learning_rate(optimizer, optim, step=5, steps=10)
+    lr = set_learning_rate([optimizer], optim, step=5, steps=10)
     optimizer.step()
     for name, p in model.named_parameters():
         g = p.grad.double()
@@ -104,7 +104,8 @@ def test_clipping_scales_to_the_norm_and_reports_the_one_before() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(1))]
     for p in parameters:
         p.grad = torch.full_like(p, 2.0)
-    assert clip_gradients(parameters, 0.0).item() == 4.0
+    norms = gradient_norms(parameters)
+    assert clip_gradients(parameters, norms, 0.0).item() == 4.0
     assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
-    assert clip_gradients(parameters, 1.0).item() == 4.0
+    assert clip_gradients(parameters, norms, 1.0).item() == 4.0
     torch.testing.assert_close(parameters[0].grad, torch.full((3,), 0.5))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from train_helpers import Crash, assert_same_run, comparable, crash_after, in_child, wait_for_step
+from train_helpers import OPTIMIZER, WEIGHTS, Crash, assert_same_run, assert_same_tensors, comparable, crash_after, in_child, wait_for_step
 
 from resformer.errors import UserError
-from resformer.train import checkpoint, loop
+from resformer.train import checkpoint, fit, loop, saver
 from resformer.train.config import Config
 from resformer.train.configure import edit
 from resformer.train.failure import RunFailure
@@ -76,10 +76,10 @@ def test_a_signal_ends_with_a_checkpoint(
 
 
 def test_a_second_signal_ends_at_once(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(*_: object) -> None:
+    def endless(*_: object, **__: object) -> None:
         time.sleep(60)
 
-    monkeypatch.setattr(loop, "_save", endless)
+    monkeypatch.setattr(fit.Fit, "save", endless)
     child = in_child(lambda: _slowly(edit(config, {"train.checkpoint_every": 1000}), tmp_path / "run"))
     wait_for_step(tmp_path / "run", 1)
     os.kill(child.pid or 0, signal.SIGTERM)
@@ -94,14 +94,14 @@ def test_a_signal_during_a_validation(
     config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The validation is left out, the checkpoint says so, and the resumed run makes up for it."""
-    out, real = tmp_path / "run", loop.evaluate
+    out, real = tmp_path / "run", fit.evaluate
 
     def interrupted(*args: object, **how: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*args, **how)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluate", interrupted)
+        patch.setattr(fit, "evaluate", interrupted)
         with pytest.raises(SystemExit) as stopped:
             train(config, out)
     assert stopped.value.code == 143
@@ -119,8 +119,9 @@ def test_kill_9_during_a_save(
 ) -> None:
     """Killed between files, before the rename, before the pointer, before old ones are removed; at the third save."""
     out = tmp_path / "run"
-    name = {"write": "sha256", "put_directory": "put_directory", "latest": "write_atomic", "prune": "_prune"}[moment]
-    real, calls = getattr(checkpoint, name), []
+    name = {"write": "sha256", "put_directory": "put_directory", "latest": "write_atomic", "prune": "prune"}[moment]
+    place = checkpoint if moment == "prune" else saver
+    real, calls = getattr(place, name), []
 
     def fatal(*args: object, **how: object) -> object:
         calls.append(1)
@@ -129,7 +130,7 @@ def test_kill_9_during_a_save(
         return real(*args, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, name, fatal)
+        patch.setattr(place, name, fatal)
         child = in_child(lambda: _train(config, out))
         child.join(60)
     assert child.exitcode == -signal.SIGKILL
@@ -151,8 +152,8 @@ def test_kill_9_at_any_moment(config: Config, whole_run: Path, tmp_path: Path) -
     child.join(60)
     assert child.exitcode == 0
     assert comparable(out) == comparable(whole_run)
-    name = "checkpoints/step-00000020/model.safetensors"
-    assert (out / name).read_bytes() == (whole_run / name).read_bytes()
+    name = f"checkpoints/step-00000020/{WEIGHTS}"
+    assert_same_tensors(out / name, whole_run / name)
 
 
 def _train(config: Config, out: Path, *, resume: bool = False) -> None:
@@ -183,7 +184,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     out = tmp_path / "run"
     crash_after(config, out, 12, monkeypatch)
     directory = out / "checkpoints" / "step-00000010"
-    victim = directory / ("state.json" if damage == "state" else "optimizer.safetensors")
+    victim = directory / ("state.json" if damage == "state" else OPTIMIZER)
     content = bytearray(victim.read_bytes())
     if damage == "missing":
         victim.unlink()
@@ -205,8 +206,8 @@ def test_no_checkpoint_that_can_be_used(config: Config, tmp_path: Path, monkeypa
     out = tmp_path / "run"
     crash_after(config, out, 7, monkeypatch)
     before = (out / "metrics.jsonl").read_bytes()
-    (out / "checkpoints" / "step-00000005" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"no usable checkpoint in .*model.safetensors does not fit its checksum"):
+    (out / "checkpoints" / "step-00000005" / WEIGHTS).write_bytes(b"")
+    with pytest.raises(UserError, match=rf"no usable checkpoint in .*{WEIGHTS} does not fit its checksum"):
         train(config, out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
 
@@ -222,7 +223,7 @@ def test_a_pickle_in_place_of_a_tensor_file_is_never_opened(
             return os.system, (f"touch {mark}",)
 
     crash_after(config, out, 7, monkeypatch)
-    victim = out / "checkpoints" / "step-00000005" / "optimizer.safetensors"
+    victim = out / "checkpoints" / "step-00000005" / OPTIMIZER
     torch.save(Evil(), victim)
     with pytest.raises(UserError, match="does not fit its checksum"):
         train(config, out, resume=True)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from train_helpers import crash_after, in_child, wait_for_step
+from train_helpers import WEIGHTS, crash_after, in_child, wait_for_step
 
 from resformer.errors import UserError
 from resformer.train import checkpoint, loop, rundir
@@ -33,7 +33,7 @@ def test_an_existing_run_is_refused(config: Config, whole_run: Path) -> None:
 
 
 def test_a_half_checkpoint_alone_is_a_run_too(config: Config, tmp_path: Path) -> None:
-    half = tmp_path / "checkpoints" / ".tmp-abc12_xy" / "model.safetensors"
+    half = tmp_path / "checkpoints" / ".tmp-abc12_xy" / WEIGHTS
     half.parent.mkdir(parents=True)
     half.write_bytes(b"half")
     with pytest.raises(UserError, match="holds a run already; pass --resume, --overwrite"):
@@ -92,7 +92,7 @@ def test_what_a_killed_save_or_export_left_is_a_runs_own(config: Config, whole_r
     )
     for place in left:
         (out / place).mkdir(parents=True)
-        (out / place / "model.safetensors").write_bytes(b"half")
+        (out / place / (WEIGHTS if "checkpoints" in place else "model.safetensors")).write_bytes(b"half")
     (out / ".config.toml.a1b2c3_4").write_text("half")
     train(edit(config, {"train.steps": 1}), out, overwrite=True)
     assert not list(out.rglob("*a1b2c3_4*"))
@@ -113,10 +113,10 @@ def test_the_old_run_goes_only_when_the_new_one_can_start(
     shutil.copytree(whole_run, out)
     before = content(out)
 
-    def unreadable(*_: object) -> None:
+    def unreadable(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
-    for name in ("open_data", "build_model", "build_optimizer"):
+    for name in ("open_data", "build_model", "build_optimizers"):
         with monkeypatch.context() as patch, pytest.raises(OSError):
             patch.setattr(loop, name, unreadable)
             train(config, out, overwrite=True)
@@ -126,7 +126,7 @@ def test_the_old_run_goes_only_when_the_new_one_can_start(
     class Unreadable:
         batch = unreadable
 
-    monkeypatch.setattr(loop, "open_data", lambda config: (opened(config)[0], Unreadable()))
+    monkeypatch.setattr(loop, "open_data", lambda config, **how: (opened(config, **how)[0], Unreadable()))
     with pytest.raises(OSError):
         train(config, out, overwrite=True)
     assert content(out) == before
@@ -137,7 +137,7 @@ def test_a_run_that_another_process_started_since_the_first_look(
     config: Config, whole_run: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both passed the first check; the second to take the lock writes nothing, also after the first has ended."""
-    out, real = tmp_path / "run", loop.build_optimizer
+    out, real = tmp_path / "run", loop.build_optimizers
     held = []
 
     def meanwhile(*args: object) -> object:
@@ -147,14 +147,14 @@ def test_a_run_that_another_process_started_since_the_first_look(
             held.append(content(out))
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "build_optimizer", meanwhile)
+    monkeypatch.setattr(loop, "build_optimizers", meanwhile)
     with pytest.raises(UserError, match="is being written by another process"):
         train(config, out, overwrite=overwrite)
     held[0].close()
     assert content(out) == held[1]
     shutil.rmtree(out)
     held.clear()
-    monkeypatch.setattr(loop, "build_optimizer", lambda *args: (meanwhile(*args), held[0].close())[0])
+    monkeypatch.setattr(loop, "build_optimizers", lambda *args: (meanwhile(*args), held[0].close())[0])
     if not overwrite:
         with pytest.raises(UserError, match="holds a run already"):
             train(config, out)

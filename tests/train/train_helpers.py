@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from resformer.train import loop
 from resformer.train.config import Config
 from resformer.train.metrics import TIMING_FIELDS, read_rows
+
+
+# The files that one process writes.
+WEIGHTS, OPTIMIZER = (f"shard-00001-model-0000{number}-of-00002.safetensors" for number in (1, 2))
 
 
 def write_text(directory: Path, *, seed: int = 0) -> list[str]:
@@ -85,7 +91,22 @@ def comparable(out: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Equal metrics, and equal bytes of weights, optimizer and export."""
+    """Equal metrics, and equal bits of weights, optimizer and export."""
     assert comparable(one) == comparable(other)
-    for name in ("checkpoints/step-00000020/model", "checkpoints/step-00000020/optimizer", "model/model"):
-        assert (one / f"{name}.safetensors").read_bytes() == (other / f"{name}.safetensors").read_bytes(), name
+    step = "checkpoints/step-00000020"
+    for name in (f"{step}/{WEIGHTS}", f"{step}/{OPTIMIZER}", "model/model.safetensors"):
+        assert_same_tensors(one / name, other / name)
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """Equal names and bits; the order of tensors in the files is the storage's affair."""
+    left, right = load_file(one), load_file(other)
+    assert left.keys() == right.keys(), one.name
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype and tensor.numpy().tobytes() == right[name].numpy().tobytes(), name
+
+
+def saved_weights(out: Path, step: int) -> dict[str, Tensor]:
+    """The weights in a checkpoint that one process wrote, by name."""
+    tensors = load_file(out / "checkpoints" / f"step-{step:08d}" / WEIGHTS)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}

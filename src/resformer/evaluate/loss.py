@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from resformer.errors import UserError
+from resformer.parallel.ranks import Ranks
 
 
 class Interrupted(Exception):  # noqa: N818  (no error: somebody wanted to stop)
@@ -31,6 +32,7 @@ def evaluate(
     max_tokens: int | None = None,
     device: torch.device | str | None = None,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
 ) -> dict[str, Any]:
     """Score the validation windows of every domain.
 
@@ -44,7 +46,8 @@ def evaluate(
         batch_size: windows per forward pass.
         max_tokens: tokens to score per domain, the first windows of it; none = all.
         device: where the model is; none = ask it.
-        stop: asked before each batch.
+        stop: asked before each batch; must say the same in all processes.
+        ranks: the processes that share the work, each with the same model; all of them get the result.
 
     Returns:
         `{"domains": {name: {"loss", "bits_per_byte", "tokens"}}, "loss", "bits_per_byte", "loss_token_weighted"}`:
@@ -66,7 +69,7 @@ def evaluate(
     try:
         for domain in dataset.domains:
             windows = dataset.validation(domain, sequence_length=sequence_length, max_tokens=max_tokens)
-            nll, tokens = _score(model, windows, batch_size, device, stop)
+            nll, tokens = _score(model, windows, batch_size, device, stop, ranks)
             if tokens == 0:
                 raise UserError(
                     f"domain {domain!r} has no validation text; prepare the corpus with a larger --validation-share"
@@ -101,20 +104,30 @@ def token_nll(model: Any, tokens_BT1: Tensor) -> Tensor:
 
 
 def _score(
-    model: Any, windows: Iterable[Any], batch_size: int, device: torch.device, stop: Callable[[], bool]
+    model: Any, windows: Iterable[Any], batch_size: int, device: torch.device, stop: Callable[[], bool], ranks: Ranks
 ) -> tuple[float, int]:
+    """Summed loss and number of the tokens of all windows.
+
+    A forward pass of a sharded model is an exchange between processes, so each runs as many: one that has no window
+    left runs its first of the group again, and does not count it.
+    """
     nll, count = 0.0, 0
-    for batch in _batched(windows, batch_size):
+    for group in _batched(windows, batch_size * ranks.size):
         if stop():
             raise Interrupted
+        own = group[ranks.rank * batch_size : (ranks.rank + 1) * batch_size]
+        batch = own or group[:1]
         tokens_BT1 = torch.from_numpy(np.stack([window.tokens for window in batch])).to(device)
         mask_BT = torch.from_numpy(np.stack([window.mask for window in batch])).to(device)
         losses_BT = token_nll(model, tokens_BT1).masked_fill(~mask_BT, 0.0)
+        if not own:
+            continue
         # MPS has no float64: sum there in what it has.
         exact = losses_BT if losses_BT.device.type == "mps" else losses_BT.double()
         nll += float(exact.sum())
         count += int(mask_BT.sum())
-    return nll, count
+    total_nll, total_count = ranks.sums(nll, count)
+    return total_nll, round(total_count)
 
 
 def _batched(windows: Iterable[Any], size: int) -> Iterator[list[Any]]:

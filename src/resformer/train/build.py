@@ -12,7 +12,6 @@ import torch
 
 from resformer.errors import UserError
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
-from resformer.models.compat import enable_checkpointing
 from resformer.train.config import Config
 
 
@@ -53,24 +52,7 @@ def build_model(config: Config, described: ResFormerConfig, device: torch.device
     model: Any = ResFormerForCausalLM(described)
     model.to(device=device, dtype=torch.float32)
     model.train()
-    if config.train.checkpointing:
-        enable_checkpointing(model)
-    if config.train.compile:
-        compile_blocks(model)
     return model
-
-
-def compile_blocks(model: ResFormerForCausalLM, **options: Any) -> None:
-    """Compile every block in place, so that names in checkpoints stay as they are; equal rows share a graph.
-    `options` are those of torch.compile.
-
-    Dynamo gives up on a code object after a few kinds of it and then runs eagerly without a word: plans whose layers
-    all differ (dense) need as many as they have layers, each once more for the first step's and later tensors.
-    """
-    kinds, dynamo = 2 * len(set(model.model.plan)), torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, kinds)
-    for layer in model.model.layers:
-        layer.compile(**options)
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:

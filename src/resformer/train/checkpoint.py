@@ -1,8 +1,9 @@
-"""Checkpoints: weights and optimizer as safetensors, the rest as JSON; nothing is ever unpickled.
+"""Checkpoints in a run directory: which there are, whether they are whole, which are kept.
 
-A checkpoint is a directory `checkpoints/step-00000100` with three files. It is written under another name, synced and
-then renamed, so that a directory of that name is whole; the text file `checkpoints/latest` names the last one.
-`state.json` holds the checksums of the other two and of itself.
+A checkpoint is a directory `checkpoints/step-00000100` with the files that each process wrote (`tensors.py`) and
+`state.json`, which holds their checksums and its own. It is written under another name, synced and then renamed, so
+that a directory of that name is whole; the text file `checkpoints/latest` names the last one. Nothing in it is ever
+unpickled. How one is written is in `saver.py`.
 """
 
 from __future__ import annotations
@@ -12,100 +13,57 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-
 from resformer.errors import UserError
-from resformer.train.failure import RunFailure
-from resformer.train.files import put_directory, sha256, write_atomic
+from resformer.train.files import sha256
 
-FORMAT = 1
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-FILES = (MODEL, OPTIMIZER, STATE)
-LATEST = "latest"
-TEMPORARY = ".tmp-"
+FORMAT = 2
+STATE, LATEST, TEMPORARY = "state.json", "latest", ".tmp-"
+FILE = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
+"""How the storage of tensors names its files; the first number counts the processes from 1."""
 _NAME = re.compile(r"step-(\d{8,})")
-_RNG = "rng.cpu"
+_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Where a run stands, apart from its tensors.
 
+    There is no random state in it: what a step draws (dropout of somebody's variant) comes from a seed that is a
+    function of run seed, step and process.
+
     Attributes:
         step: optimizer steps done.
         tokens: training tokens seen.
+        samples: sequences seen, which is the global index of the next one.
         pending_validation: the validation of `step` is due and was interrupted.
         metrics_bytes: size of metrics.jsonl when the checkpoint was written.
+        norm_mean: running mean of the gradient's norm, against which spikes are told; 0 before the first step.
+        skipped: steps that were left out.
+        processes: how many wrote it.
         data_fingerprint: of the corpus.
         versions: of the packages that wrote it.
     """
 
     step: int = 0
     tokens: int = 0
+    samples: int = 0
     pending_validation: bool = False
     metrics_bytes: int = 0
+    norm_mean: float = 0.0
+    skipped: int = 0
+    processes: int = 1
     data_fingerprint: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class _BrokenError(Exception):
     """A checkpoint that cannot be used, and why."""
-
-
-def save(
-    checkpoints: Path, state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer, *, keep_last: int
-) -> Path:
-    """Write one checkpoint, point `latest` at it, then remove all but the last `keep_last`; return its directory.
-
-    Raises:
-        RunFailure: it could not be written; the checkpoints before it are as they were.
-    """
-    target = checkpoints / f"step-{state.step:08d}"
-    temporary: Path | None = None
-    try:
-        checkpoints.mkdir(exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=checkpoints, prefix=TEMPORARY))
-        save_file(model_tensors(model), temporary / MODEL)
-        save_file(_optimizer_tensors(optimizer) | {_RNG: torch.get_rng_state()}, temporary / OPTIMIZER)
-        content = {
-            "format": FORMAT,
-            **vars(state),
-            "files": {name: sha256(temporary / name) for name in (MODEL, OPTIMIZER)},
-            "parameter_groups": _described(optimizer),
-        }
-        (temporary / STATE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=2) + "\n")
-        put_directory(temporary, target)
-        write_atomic(checkpoints / LATEST, f"{target.name}\n")
-        _prune(checkpoints, state.step, keep_last)
-    except (OSError, SafetensorError) as error:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or error
-        raise RunFailure(
-            f"step {state.step}: the checkpoint {target} could not be written: {reason}; {kept(checkpoints)}"
-        ) from error
-    return target
-
-
-def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the tensors of a checkpoint that `find` returned into model, optimizer and random state, to the bit.
-
-    Raises:
-        UserError: names or shapes differ from the model's.
-    """
-    load_model_tensors(model, directory / MODEL)
-    tensors = load_file(directory / OPTIMIZER)
-    torch.set_rng_state(tensors.pop(_RNG))
-    _load_optimizer(optimizer, tensors, directory / OPTIMIZER)
 
 
 def find(
@@ -166,78 +124,14 @@ def clean(checkpoints: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by canonical name, a shared one once."""
-    parameters = dict(model.named_parameters())
-    everything = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: value for name, value in model.state_dict().items() if name not in everything}
-    tensors = {name: value.detach().contiguous() for name, value in (parameters | buffers).items()}
-    assert not any(part in name for name in tensors for part in ("_orig_mod.", "module.")), "a wrapper's name was saved"
-    return tensors
-
-
-def load_model_tensors(model: nn.Module, path: Path) -> None:
-    """Copy the tensors of a file into the model.
-
-    Raises:
-        UserError: the names or shapes are not exactly the model's.
-    """
-    found, wanted = load_file(path), model_tensors(model)
-    _require_same(path, {k: v.shape for k, v in found.items()}, {k: v.shape for k, v in wanted.items()})
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(found[name])
-
-
-def _require_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    differences = [
-        *(f"{name} is missing" for name in wanted if name not in found),
-        *(f"{name} is unexpected" for name in found if name not in wanted),
-        *(f"{n} is {found[n]}, expected {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]),
-    ]
-    if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise UserError(f"{path} does not fit the model: {'; '.join(differences[:3])}{more}")
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{key}.{name}": value.contiguous()
-        for group in optimizer.param_groups
-        for name, parameter in zip(group["names"], group["params"], strict=True)
-        for key, value in optimizer.state[parameter].items()
-    }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path) -> None:
-    """Every parameter gets its state, in memory of its own: what a file maps may lie at another alignment, and
-    vectorised arithmetic may then round otherwise."""
-    kinds = sorted({name.split(".", 1)[0] for name in tensors})
-    shapes: dict[str, Any] = {}
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            shapes |= {f"{kind}.{name}": torch.Size() if kind == "step" else parameter.shape for kind in kinds}
-    _require_same(path, {name: tensor.shape for name, tensor in tensors.items()}, shapes)
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            optimizer.state[parameter] = {
-                kind: torch.empty_like(tensors[f"{kind}.{name}"], device=parameter.device).copy_(
-                    tensors[f"{kind}.{name}"]
-                )
-                for kind in kinds
-            }
-
-
-def _described(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Parameter groups for readers: what is in them and their settings at this step."""
-    plain = (int, float, str, bool, list, tuple)
-    return [
-        {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)} for group in optimizer.param_groups
-    ]
-
-
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_state(directory: Path, state: TrainState, files: Mapping[str, str], groups: list[dict[str, Any]]) -> None:
+    """Write `state.json` into a directory whose `files` have these checksums; `groups` is for readers."""
+    content = {"format": FORMAT, **vars(state), "files": dict(sorted(files.items())), "parameter_groups": groups}
+    (directory / STATE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=2) + "\n")
 
 
 def _verified(directory: Path) -> TrainState:
@@ -251,21 +145,39 @@ def _verified(directory: Path) -> TrainState:
         raise _BrokenError(f"{STATE} does not fit its checksum")
     if content["format"] != FORMAT:
         raise _BrokenError(f"{STATE} has format {content['format']}, this version reads {FORMAT}")
-    for name, expected in content["files"].items():
-        try:
-            found = sha256(directory / name)
-        except OSError as error:
-            raise _BrokenError(f"{name} cannot be read ({error.strerror})") from None
-        if found != expected:
-            raise _BrokenError(f"{name} does not fit its checksum")
+    files: dict[str, str] = content["files"]
+    # The storage reads every such file that it finds, whoever put it there.
+    strange = sorted({path.name for path in directory.glob("*.safetensors")} - files.keys())
+    strange += [name for name in files if not FILE.fullmatch(name)]
+    if strange:
+        raise _BrokenError(f"{strange[0]} is no file of this checkpoint")
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        for problem in threads.map(lambda name: _damage(directory / name, files[name]), files):
+            if problem:
+                raise _BrokenError(problem)
     return TrainState(**{name: content[name] for name in TrainState.__dataclass_fields__})
 
 
-def _prune(checkpoints: Path, step: int, keep_last: int) -> None:
-    """Remove the oldest. Newer ones than `step` are not counted: they are damaged, or this run would not be here."""
+def _damage(path: Path, expected: str) -> str:
+    try:
+        found = sha256(path)
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror})"
+    return "" if found == expected else f"{path.name} does not fit its checksum"
+
+
+def prune(checkpoints: Path, step: int, *, keep_last: int, keep_every: int | None) -> None:
+    """Remove all but the last `keep_last`, of which there is at least one, and those that `keep_every` divides.
+
+    Newer ones than `step` are not counted: they are damaged, or this run would not be here.
+    """
     for old in [s for s in steps(checkpoints) if s <= step][:-keep_last]:
+        if keep_every is not None and old % keep_every == 0:
+            continue
         directory = checkpoints / f"step-{old:08d}"
-        for name in reversed(FILES):  # without its state.json it is no checkpoint any more
-            (directory / name).unlink(missing_ok=True)
+        (directory / STATE).unlink(missing_ok=True)  # without it, it is no checkpoint any more
+        for path in directory.iterdir():
+            if FILE.fullmatch(path.name):
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # somebody else's files in there stay
             directory.rmdir()

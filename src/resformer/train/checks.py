@@ -104,14 +104,13 @@ def _start_lr(config: Config) -> str | None:
     return f"optim.start_lr {config.optim.start_lr:g} is over optim.lr {config.optim.lr:g}; a warm-up rises"
 
 
-@_rule("parallel.shard", "parallel.replicate")
-def _processes(config: Config) -> str | None:
-    if config.parallel.shard == config.parallel.replicate == 1:
+@_rule("train.keep_every", "train.checkpoint_every")
+def _keep_every(config: Config) -> str | None:
+    every, saved = config.train.keep_every, config.train.checkpoint_every
+    if every is None or every % saved == 0:
         return None
-    return (
-        f"parallel.shard {config.parallel.shard} x parallel.replicate {config.parallel.replicate}: "
-        "this version trains in one process; set both to 1"
-    )
+    near = max(saved, round(every / saved) * saved)
+    return f"train.keep_every {every} is no multiple of train.checkpoint_every {saved}, so it keeps nothing; {near} is"
 
 
 @_rule(

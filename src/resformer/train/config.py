@@ -142,6 +142,17 @@ class TrainConfig:
     """Optimizer steps between checkpoints; the last step always leaves one."""
     keep_last: Count = 2
     """Checkpoints kept."""
+    keep_every: Count | None = None
+    """Checkpoints of steps that this number divides are kept for good as well; none = no others."""
+    async_save: bool = False
+    """Write checkpoints while training goes on; costs the memory of one copy of weights and optimizer on the CPU."""
+    skip_limit: Whole = 0
+    """Steps of the run that may be left out because loss or gradient is not finite, or a spike; one more ends it."""
+    spike_factor: Annotated[float, Field(gt=1)] | None = None
+    """A gradient norm over this multiple of its running mean is a spike: reported, and left out if skip_limit allows;
+    none = none is."""
+    init_from: Text | None = None
+    """Run directory, exported model or hub name whose weights the run starts with; none = random ones."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one process; none = PyTorch's choice."""
 
@@ -180,12 +191,14 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class ParallelConfig:
-    """Processes; this version trains in one."""
+    """Processes, as torchrun starts them: shard x replicate of them."""
 
-    shard: Small = 1
-    """Processes that share one copy of the weights."""
+    shard: Small | None = None
+    """Processes that share one copy of weights, gradients and optimizer (FSDP); none = all that replicate leaves."""
     replicate: Small = 1
-    """Copies of the weights."""
+    """Copies of the weights: with shard = 1 every process has its own (DDP), with both above 1 it is HSDP."""
+    timeout_seconds: Positive = 600.0
+    """How long a process waits for the others before it gives up."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -194,6 +207,8 @@ class TrackConfig:
 
     log_every_seconds: Positive = 10.0
     """Seconds between progress lines when the output is no terminal."""
+    peak_flops: Positive | None = None
+    """FLOP/s that one device can do, for the MFU; none = as known for some GPUs, and no MFU on others."""
     tensorboard: bool = False
     """Also write TensorBoard event files, into the run directory."""
     wandb: Text | None = None

@@ -15,7 +15,7 @@ import torch
 from resformer.errors import UserError
 from resformer.evaluate.loading import no_progress_bars
 from resformer.models import ResFormerForCausalLM
-from resformer.train import checkpoint, rundir
+from resformer.train import checkpoint, rundir, tensors
 from resformer.train.build import build_model, model_config
 from resformer.train.card import model_card
 from resformer.train.configure import from_toml
@@ -56,7 +56,7 @@ def export_run(
     directory, state = checkpoint.find(run / rundir.CHECKPOINTS, step=step, report=report)
     _check_target(target, overwrite)
     model, facts = _rebuilt(run)
-    checkpoint.load_model_tensors(model, directory / checkpoint.MODEL)
+    tensors.read_model(directory, model)
     model.generation_config.pad_token_id = model.config.eos_token_id
     rows = read_rows(run / rundir.METRICS) if (run / rundir.METRICS).is_file() else []
 

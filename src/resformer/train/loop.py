@@ -1,39 +1,52 @@
-"""The training loop of one process, and what surrounds it.
+"""One run from its configuration to its export.
 
-`train` checks everything before it writes anything, then trains, and ends with an export. `_fit` is the loop itself.
+`train` checks everything before it writes anything, then trains (`fit.py`), and ends with an export. With torchrun,
+every process of the run comes here.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from resformer.errors import UserError
 from resformer.evaluate.loading import resolve_device
-from resformer.evaluate.loss import Interrupted, evaluate
+from resformer.models import ResFormerConfig
+from resformer.models.accounting import account
+from resformer.parallel import Layout, Ranks, parallelize, processes
+from resformer.parallel.ranks import lost_contact
 from resformer.train import checkpoint, rundir
-from resformer.train.build import autocast, build_model, model_config, numerics
+from resformer.train.build import build_model, model_config, numerics
 from resformer.train.checkpoint import TrainState
 from resformer.train.checks import effective
 from resformer.train.config import Config
 from resformer.train.environment import versions
 from resformer.train.export import export_run
 from resformer.train.failure import RunFailure, Stopped
-from resformer.train.loss import accumulate
+from resformer.train.fit import Fit
+from resformer.train.initial import load_initial
+from resformer.train.loss import batch_losses
 from resformer.train.memory import keep_freed_memory
-from resformer.train.metrics import MetricsLog
-from resformer.train.optim import build_optimizer, clip_gradients, set_learning_rate
-from resformer.train.progress import Reporter
-from resformer.train.setup import Parts, hold, last_validation, open_data, record_resume, restore, show_plan, start
+from resformer.train.metrics import MetricsLog, NoLog
+from resformer.train.optim import build_optimizers
+from resformer.train.progress import Reporter, Silent
+from resformer.train.setup import (
+    Parts,
+    hold,
+    last_validation,
+    micro_batch_size,
+    open_data,
+    record_resume,
+    restore,
+    show_plan,
+    start,
+)
 from resformer.train.signals import StopRequest
 from resformer.train.track import Trackers, check_trackers
+from resformer.train.usage import Usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    on_change: Literal["refuse", "continue"] = "refuse",
     command: Sequence[str] | None = None,
 ) -> RunResult:
     """Train one model into the run directory `out`.
@@ -64,182 +78,135 @@ def train(
         resume: go on from the last checkpoint in `out`; on the CPU the result equals an uninterrupted run's to the bit.
         overwrite: start anew in `out`; only files that a run wrote are removed.
         dry_run: print the configuration and what the run costs, write nothing.
+        on_change: with `resume`, what a changed horizon, batch or optimizer setting means: "refuse", or "continue" with
+            the new values from the checkpoint on (the schedule is that of the new horizon at the steps still to come,
+            the data go on with the first sample not yet seen).
         command: the command line, for the record.
 
     Raises:
         UserError: a mistake in configuration, data or directory; nothing has been written or lost.
-        RunFailure: the run broke (loss not finite, disk full); the last checkpoint is intact.
+        RunFailure: the run broke (loss not finite, disk full, a process lost); the last checkpoint is intact.
         Stopped: after SIGTERM or SIGINT, with a checkpoint written (exit code 143 or 130).
+        Elsewhere: in all processes but the one that raises one of the above.
     """
     out = Path(out)
     config, notes = effective(config)
     check_trackers(config)
-    rundir.check_start(out, resume=resume, overwrite=overwrite)
+    if on_change != "refuse" and not resume:
+        raise UserError(f"--on-change {on_change} belongs to --resume; give that as well, or leave it away")
     device = resolve_device(config.train.device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    with numerics(config, device):
-        dataset, sampler = open_data(config)
-        described = model_config(
-            config,
-            vocab_size=dataset.vocab_size,
-            eos_token_id=dataset.eos_token_id,
-            bos_token_id=dataset.bos_token_id,
-        )
-        if dry_run:
-            show_plan(config, described, dataset, sampler, notes)
-            return RunResult(out=out, final_validation={})
-        model = build_model(config, described, device)
-        optimizer = build_optimizer(model, config.optim)
-        parts = Parts(
-            config=config,
-            out=out,
-            device=device,
-            dataset=dataset,
-            sampler=sampler,
-            model=model,
-            optimizer=optimizer,
-        )
-        state = TrainState(data_fingerprint=dataset.fingerprint, versions=versions())
-        sampler.batch(1)  # what cannot be read stops us before an older run is removed
-        with hold(out, resume=resume, overwrite=overwrite) as log:
-            if resume:
-                state = restore(parts, state, notes)
-            else:
-                start(parts, described, command, overwrite=overwrite)
-            return _run(parts, state, log, notes, resume=resume, command=command)
+    if dry_run:
+        rundir.check_start(out, resume=resume, overwrite=overwrite)
+        return _dry_run(config, out, notes)
+    with processes(device, timeout_seconds=config.parallel.timeout_seconds) as ranks:
+        try:
+            ranks.on_first(lambda: rundir.check_start(out, resume=resume, overwrite=overwrite))
+            if ranks.device.type == "cpu":
+                keep_freed_memory()
+            with numerics(config, ranks.device):
+                parts, described = ranks.together(lambda: _parts(config, out, ranks, notes, resume=resume))
+                with ranks.together(
+                    lambda: hold(out, resume=resume, overwrite=overwrite) if ranks.first else NoLog()
+                ) as log:
+                    state = TrainState(data_fingerprint=parts.dataset.fingerprint, versions=versions())
+                    changed: dict[str, tuple[Any, Any]] = {}
+                    if resume:
+                        state, changed = restore(parts, state, notes, change=on_change == "continue")
+                    else:
+                        ranks.on_first(lambda: start(parts, described, command, overwrite=overwrite))
+                    return _run(parts, described, state, log, notes, resume=resume, command=command, changed=changed)
+        except RuntimeError as error:
+            if ranks.size == 1 or isinstance(error, RunFailure) or not (said := lost_contact(error)):
+                raise
+            raise RunFailure(
+                f"process {ranks.rank} of {ranks.size} lost contact with another one ({said}); "
+                f"{checkpoint.kept(out / rundir.CHECKPOINTS)}; start all of them again with --resume"
+            ) from error
+
+
+def _dry_run(config: Config, out: Path, notes: list[str]) -> RunResult:
+    dataset, sampler = open_data(config)
+    show_plan(config, _described(config, dataset), dataset, sampler, notes)
+    return RunResult(out=out, final_validation={})
+
+
+def _described(config: Config, dataset: Any) -> ResFormerConfig:
+    return model_config(
+        config, vocab_size=dataset.vocab_size, eos_token_id=dataset.eos_token_id, bos_token_id=dataset.bos_token_id
+    )
+
+
+def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume: bool) -> tuple[Parts, ResFormerConfig]:
+    """Corpus, model and optimizers, in every process."""
+    layout = Layout.of(ranks.size, shard=config.parallel.shard, replicate=config.parallel.replicate)
+    micro_batch_size(config, ranks.size)
+    dataset, sampler = open_data(config, verify=ranks.local_rank == 0)
+    described = _described(config, dataset)
+    model = build_model(config, described, ranks.device)
+    if config.train.init_from is not None and not resume:
+        load_initial(model, config.train.init_from, report=notes.append)
+    parallelize(
+        model,
+        ranks,
+        layout,
+        checkpointing=config.train.checkpointing,
+        compile=config.train.compile,
+        methods=(batch_losses,),
+    )
+    sampler.batch(1)  # what cannot be read stops us before an older run is removed
+    parts = Parts(
+        config=config,
+        out=out,
+        ranks=ranks,
+        dataset=dataset,
+        sampler=sampler,
+        model=model,
+        optimizers=build_optimizers(model, config.optim),
+    )
+    return parts, described
 
 
 def _run(
     parts: Parts,
+    described: ResFormerConfig,
     state: TrainState,
-    log: MetricsLog,
+    log: MetricsLog | NoLog,
     notes: list[str],
     *,
     resume: bool,
     command: Sequence[str] | None,
+    changed: dict[str, tuple[Any, Any]],
 ) -> RunResult:
     """Train, then export, in a run directory that the caller holds."""
-    steps, out, target = parts.config.train.steps, parts.out, parts.out / rundir.MODEL
-    complete = state.step == steps and not state.pending_validation and target.exists()
-    every_seconds = parts.config.track.log_every_seconds
+    config, out, target, ranks = parts.config, parts.out, parts.out / rundir.MODEL, parts.ranks
+    steps, first = config.train.steps, parts.ranks.first
+    complete = ranks.on_first(lambda: state.step == steps and not state.pending_validation and target.exists())
+    shown = Reporter(steps=steps, done=state.step, every_seconds=config.track.log_every_seconds) if first else Silent()
+    costs = account(described, sequence_length=config.data.sequence_length)
+    usage = Usage(ranks.device, costs.flops_per_token, ranks.size, config.track.peak_flops)
     try:
-        with (
-            Reporter(steps=steps, done=state.step, every_seconds=every_seconds) as reporter,
-            StopRequest() as stop,
-        ):
+        with shown as reporter, StopRequest() as stop:
             for note in notes:
                 reporter.note(f"note: {note}")
-            checkpoint.clean(parts.checkpoints)
+            if first:
+                checkpoint.clean(parts.checkpoints)
             if not log.cut(state.metrics_bytes):
                 reporter.note(f"note: {log.path} is shorter than the checkpoint remembers; rows are missing")
-            if resume and not complete:
-                record_resume(parts, state, command)
-            with closing(Trackers(parts.config, out, state.step, reporter.note)) as trackers:
-                log.listeners.append(trackers)
-                _fit(parts, state, log, reporter, stop)
+            if resume and not complete and first:
+                record_resume(parts, state, command, changed)
+            trackers = Trackers(config, out, state.step, reporter.note) if first else None
+            with closing(trackers) if trackers is not None else nullcontext():
+                if trackers is not None:
+                    log.listeners.append(trackers)
+                Fit(parts, log, reporter, stop, usage).run(state)
             if not complete:
-                export_run(out, overwrite=True, report=reporter.note)
+                ranks.on_first(lambda: export_run(out, overwrite=True, report=reporter.note))
+            _, final = ranks.on_first(lambda: last_validation(out))
+            reporter.note(f"done: {steps} steps, validation loss {final['all']['loss']:.4f}; model in {target}")
     except OSError as error:
         where = error.filename or out
         raise RunFailure(f"{where}: {error.strerror or error}; {checkpoint.kept(parts.checkpoints)}") from error
-    _, final = last_validation(out)
-    reporter.note(f"done: {steps} steps, validation loss {final['all']['loss']:.4f}; model in {target}")
     return RunResult(out=out, final_validation=final)
 
 
-def _fit(parts: Parts, state: TrainState, log: MetricsLog, reporter: Reporter, stop: StopRequest) -> None:
-    """Train from `state` to the last step. A state that is not finite never reaches a checkpoint."""
-    config, optimizer = parts.config, parts.optimizer
-    steps, tokens_per_step = config.train.steps, config.train.batch_size * config.data.sequence_length
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if state.pending_validation:
-        state = _validate(parts, state, log, reporter, stop)
-        if state.step == steps and not state.pending_validation:
-            _save(parts, state, log)
-    while state.step < steps and not stop.requested:
-        started, step = time.perf_counter(), state.step + 1
-        tokens_BT1 = torch.from_numpy(parts.sampler.batch(step).tokens).to(parts.device, non_blocking=True)
-        lr = set_learning_rate(optimizer, config.optim, step=step, steps=steps)
-        with autocast(config, parts.device):
-            loss = accumulate(parts.model, tokens_BT1, micro_batch_size=config.micro_batch_size)
-        norm = clip_gradients(parameters, config.optim.grad_clip)
-        loss_value, norm_value = _finite(parts, step, loss, norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - started
-        state = replace(state, step=step, tokens=state.tokens + tokens_per_step)
-        row: dict[str, Any] = {
-            "split": "train",
-            "step": step,
-            "tokens": state.tokens,
-            "loss": loss_value,
-            "lr": lr,
-            "grad_norm": norm_value,
-            "tokens_per_second": tokens_per_step / seconds,
-            "seconds": seconds,
-        }
-        log.write(row)
-        reporter.step(step, loss=loss_value, tokens_per_second=row["tokens_per_second"])
-        if step % config.train.validate_every == 0 or step == steps:
-            state = _validate(parts, state, log, reporter, stop)
-        if step % config.train.checkpoint_every == 0 or step == steps:
-            _save(parts, state, log)
-    if stop.requested:
-        if checkpoint.latest_step(parts.checkpoints) != state.step:
-            _save(parts, state, log)
-        reporter.note(f"{stop.name}: stopped after step {state.step}, checkpoint written; go on with --resume")
-        raise Stopped(f"stopped after step {state.step}", number=stop.number)
-
-
-def _finite(parts: Parts, step: int, loss: Tensor, norm: Tensor) -> tuple[float, float]:
-    loss_value, norm_value = torch.stack([loss.detach().float(), norm.detach().float()]).tolist()
-    if math.isfinite(loss_value) and math.isfinite(norm_value):
-        return loss_value, norm_value
-    raise RunFailure(
-        f"step {step}: loss is {loss_value}, norm of the gradient {norm_value}; stopped before the weights changed, "
-        f"{checkpoint.kept(parts.checkpoints)}; start again with a lower optim.lr"
-    )
-
-
-def _validate(parts: Parts, state: TrainState, log: MetricsLog, reporter: Reporter, stop: StopRequest) -> TrainState:
-    """Score the validation text and write the rows; when a stop comes in between, leave it to the resumed run."""
-    config = parts.config
-    try:
-        with autocast(config, parts.device):
-            scores = evaluate(
-                parts.model,
-                parts.dataset,
-                sequence_length=config.data.sequence_length,
-                batch_size=config.micro_batch_size,
-                max_tokens=config.train.validation_tokens,
-                device=parts.device,
-                stop=stop,
-            )
-    except Interrupted:
-        return replace(state, pending_validation=True)
-    if not math.isfinite(scores["loss"]):
-        raise RunFailure(
-            f"step {state.step}: validation loss is {scores['loss']}; {checkpoint.kept(parts.checkpoints)}; start "
-            "again with a lower optim.lr"
-        )
-    mean = {
-        "loss": scores["loss"],
-        "bits_per_byte": scores["bits_per_byte"],
-        "tokens": sum(d["tokens"] for d in scores["domains"].values()),
-    }
-    rows: list[dict[str, Any]] = [
-        {"split": "validation", "domain": domain, "step": state.step, **values, "train_tokens": state.tokens}
-        for domain, values in [*scores["domains"].items(), ("all", mean)]
-    ]
-    lambdas = parts.model.lambda_map()
-    if lambdas:
-        rows.append({"split": "lambdas", "step": state.step, **lambdas})
-    log.write(*rows)
-    reporter.note(f"step {state.step}: validation loss {mean['loss']:.4f}, {mean['bits_per_byte']:.4f} bits per byte")
-    return replace(state, pending_validation=False)
-
-
-def _save(parts: Parts, state: TrainState, log: MetricsLog) -> None:
-    state = replace(state, metrics_bytes=log.sync())
-    checkpoint.save(parts.checkpoints, state, parts.model, parts.optimizer, keep_last=parts.config.train.keep_last)
+__all__ = ["RunFailure", "RunResult", "Stopped", "train"]

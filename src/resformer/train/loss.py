@@ -5,11 +5,15 @@ Shapes: B sequences, T tokens, C hidden size, V vocabulary, N = B * T rows.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from resformer.parallel import Ranks
+from resformer.parallel.wrap import synchronise
 
 # Rows of logits at a time on the CPU: 512 x 4,096 fp32 (8 MB) stay in the cache. Head and loss of 4,096 tokens, forward
 # and backward, take 0.25 s of one core so, against 0.42 s with whole logits (C = 128).
@@ -25,11 +29,15 @@ def summed_nll(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) ->
         tokens_BT1: ids `[B, T + 1]`.
         mask_BT: False where the target does not count; none = all count.
     """
-    return _losses(model, tokens_BT1, mask_BT)[0]
+    return batch_losses(model, tokens_BT1, mask_BT)[0]
 
 
-def _losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The summed negative log-likelihood, and the weighted load-balancing loss of a model with experts."""
+def batch_losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The summed negative log-likelihood, and the weighted load-balancing loss of a model with experts.
+
+    A sharded model has this as a method (`parallelize(..., methods=(batch_losses,))`), before which the weights of the
+    head, that are used here outside of any forward, are gathered.
+    """
     inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
     if mask_BT is not None:
         targets_BT = targets_BT.masked_fill(~mask_BT, IGNORED)
@@ -41,24 +49,46 @@ def _losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None) -> tuple[Ten
     return nll, None if aux_loss is None else model.config.router_aux_loss_coef * aux_loss
 
 
-def accumulate(model: Any, tokens_BT1: Tensor, *, micro_batch_size: int, mask_BT: Tensor | None = None) -> Tensor:
-    """Add the gradients of the mean loss over all counted tokens of the batch; return that loss (nats per token).
+def accumulate(
+    model: Any,
+    tokens_BT1: Tensor,
+    *,
+    micro_batch_size: int,
+    mask_BT: Tensor | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+) -> Tensor:
+    """Add the gradients of the mean loss over all counted tokens of the global batch; return that loss (nats a token).
 
-    The sum over micro-batches is divided by the tokens of the whole batch, so that gradients do not depend on how the
-    batch is cut, also when sequences have unequal numbers of counted tokens.
+    The sum over micro-batches and processes is divided by the tokens of the whole batch, so that gradients do not
+    depend on how the batch is cut, also when sequences have unequal numbers of counted tokens. Processes exchange
+    gradients after the last micro-batch only.
 
     Experts add the gradient of their load-balancing loss, the mean over micro-batches (which are balanced each by
     itself); the loss that is returned stays the tokens' alone.
+
+    Args:
+        model: the model, sharded or not.
+        tokens_BT1: this process's rows of the batch, as many as in every other process.
+        micro_batch_size: rows of a forward pass.
+        mask_BT: False where the target does not count; none = all count.
+        ranks: the processes.
     """
-    count = int(mask_BT.sum()) if mask_BT is not None else tokens_BT1[:, 1:].numel()
+    if mask_BT is None:
+        count = ranks.size * tokens_BT1[:, 1:].numel()
+    else:
+        count = int(ranks.sums(float(mask_BT.sum()))[0])
     total = torch.zeros((), device=tokens_BT1.device)
+    losses = getattr(model, "batch_losses", None) or functools.partial(batch_losses, model)
     for start in range(0, len(tokens_BT1), micro_batch_size):
         rows = slice(start, start + micro_batch_size)
-        nll, balance = _losses(model, tokens_BT1[rows], mask_BT[rows] if mask_BT is not None else None)
+        if ranks.size > 1:
+            synchronise(model, start + micro_batch_size >= len(tokens_BT1))
+        nll, balance = losses(tokens_BT1[rows], mask_BT[rows] if mask_BT is not None else None)
         part = nll / count
-        (part if balance is None else part + balance * len(tokens_BT1[rows]) / len(tokens_BT1)).backward()
+        share = len(tokens_BT1[rows]) / len(tokens_BT1) / ranks.size
+        (part if balance is None else part + balance * share).backward()
         total += part.detach()
-    return total
+    return ranks.total(total)
 
 
 def _linear_nll(hidden_NC: Tensor, head: nn.Linear, targets_N: Tensor) -> Tensor:

@@ -79,6 +79,33 @@ class MetricsLog:
         self.close()
 
 
+class NoLog:
+    """The metrics of a process that is not the first: nothing is written."""
+
+    path = Path(os.devnull)
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+
+    def cut(self, size_bytes: int) -> bool:
+        return True
+
+    def write(self, *rows: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> NoLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows of a metrics file; a torn last line is left out.
 

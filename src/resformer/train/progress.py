@@ -106,3 +106,19 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+class Silent:
+    """The reporter of a process that is not the first."""
+
+    def step(self, step: int, **values: object) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from resformer.errors import UserError
-from resformer.train import checkpoint
+from resformer.train import checkpoint, incident
 from resformer.train.config import Config
 from resformer.train.configure import from_toml, to_tree
 from resformer.train.metrics import MetricsLog
@@ -38,7 +39,7 @@ MODEL_FILES = (
     *TOKENIZER_FILES,
     *(r"README\.md", r"eval\.json", _temporary("eval.json")),
 )
-_CHECKPOINT_FILES = tuple(re.escape(name) for name in checkpoint.FILES)
+_CHECKPOINT_FILES = (re.escape(checkpoint.STATE), checkpoint.FILE.pattern)
 _STEP = r"step-\d{8,}"
 _UNFINISHED = re.escape(checkpoint.TEMPORARY) + _RANDOM
 _REPLACED = rf"\.tmp-old-{_RANDOM}"  # of `files.put_directory`
@@ -52,6 +53,7 @@ _OWN = (
     *((place, name) for place in (MODEL, rf"\.{MODEL}-{_RANDOM}") for name in MODEL_FILES),
     *((_REPLACED, MODEL, name) for name in MODEL_FILES),
     *((TOKENIZER, name) for name in TOKENIZER_FILES),
+    *((incident.DIRECTORY, name) for name in (r"step-\d{8,}\.json", r"\.step-\d{8,}\.json\." + _RANDOM)),
     (TENSORBOARD, r"events\.out\.tfevents\..+"),
 )
 # Logs that a shell, a launcher or a batch system puts there: they neither stop a run nor are removed.
@@ -59,11 +61,22 @@ _TOLERATED = (".log", ".out", ".err")
 
 # Keys that may change on resume: they change no number that the run computes.
 _FREE = (
-    *("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last"),
-    *("track.log_every_seconds", "track.tensorboard", "track.wandb", "track.trackio"),
+    *("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last", "train.keep_every", "train.async_save"),
+    *("train.init_from", "train.skip_limit", "train.spike_factor", "parallel.timeout_seconds"),
+    *("track.log_every_seconds", "track.tensorboard", "track.wandb", "track.trackio", "track.peak_flops"),
 )
 # These may change as well, at the price of the last bits.
-_FREE_WITH_NOTE = ("train.device", "train.threads", "train.compile", "train.checkpointing")
+_FREE_WITH_NOTE = (
+    *("train.device", "train.threads", "train.compile", "train.checkpointing", "train.micro_batch_size"),
+    *("parallel.shard", "parallel.replicate"),
+)
+# These change what the rest of the run is, and are taken over when the user says so.
+_ON_DEMAND = (
+    *("train.steps", "train.batch_size", "train.validate_every", "train.validation_tokens"),
+    *("optim.lr", "optim.start_lr", "optim.warmup_steps", "optim.min_lr_ratio", "optim.schedule", "optim.decay_share"),
+    *("optim.weight_decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.grad_clip"),
+    *("optim.lambda_lr_scale", "optim.lr_scale"),
+)
 
 
 def check_start(out: Path, *, resume: bool, overwrite: bool, held: bool = False) -> None:
@@ -114,29 +127,35 @@ def clear(out: Path) -> None:
             os.rmdir(directory)
 
 
-def check_same(out: Path, config: Config) -> list[str]:
-    """Compare with the configuration that the run in `out` was started with; return notes on harmless differences.
+def check_same(out: Path, config: Config, *, change: bool = False) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
+    """Compare with the configuration that the run in `out` has; return notes on harmless differences, and the others,
+    which the rest of the run is to have: path -> (before, now).
 
     Raises:
-        UserError: a key differs that changes what the run computes; the message names both values of each.
+        UserError: a key differs that changes what the run computes, and `change` does not allow it or could not make
+            sense of it; the message names both values of each.
     """
     before, now = to_tree(from_toml(out / CONFIG)), to_tree(config)
-    wrong, notes = [], []
+    wrong, notes, changed = [], [], {}
     for section, table in now.items():
         for name, value in table.items():
             path, old = f"{section}.{name}", before[section][name]
             if old == value or path in _FREE:
                 continue
             text = f"{path} is {_shown(old)} in the run and {_shown(value)} now"
-            if path in _FREE_WITH_NOTE:
+            if path in _FREE_WITH_NOTE and not (path == "train.micro_batch_size" and config.model.num_experts):
                 notes.append(f"{text}: the numbers may differ from an uninterrupted run in their last bits")
+            elif change and path in _ON_DEMAND:
+                notes.append(f"{text}, from here on")
+                changed[path] = (old, value)
             else:
-                wrong.append(text)
+                wrong.append((path, text))
     if wrong:
-        raise UserError(
-            f"--resume {out}: {'; '.join(wrong)}; keep the run's values (--config {out / CONFIG}) or start another run"
-        )
-    return notes
+        keep = f"keep the run's values (--config {out / CONFIG})"
+        demand = "let the new values hold from here on (--on-change continue), "
+        way = f"{keep}, {demand if all(path in _ON_DEMAND for path, _ in wrong) else ''}or start another run"
+        raise UserError(f"--resume {out}: {'; '.join(text for _, text in wrong)}; {way}")
+    return notes, changed
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from resformer.data import open_dataset
 from resformer.errors import UserError
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
 from resformer.models.accounting import account
-from resformer.train import checkpoint, imports, rundir
+from resformer.parallel import Ranks
+from resformer.train import checkpoint, imports, rundir, tensors
 from resformer.train.checkpoint import TrainState
 from resformer.train.config import Config
 from resformer.train.configure import to_toml
@@ -32,23 +33,51 @@ class Parts:
 
     config: Config
     out: Path
-    device: torch.device
+    ranks: Ranks
     dataset: Any
     sampler: Any
     model: ResFormerForCausalLM
-    optimizer: torch.optim.AdamW
+    optimizers: Sequence[torch.optim.Optimizer]
 
     @property
     def checkpoints(self) -> Path:
         return self.out / rundir.CHECKPOINTS
 
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of a forward pass of one process."""
+        return micro_batch_size(self.config, self.ranks.size)
 
-def open_data(config: Config) -> tuple[Any, Any]:
+
+def micro_batch_size(config: Config, processes: int) -> int:
+    """Sequences of a forward pass of one process; none given = all that a process has.
+
+    Raises:
+        UserError: the processes cannot all have the same number of them.
+    """
+    batch, micro = config.train.batch_size, config.train.micro_batch_size
+    if batch % processes:
+        fitting = [n for n in range(1, min(processes, batch) + 1) if batch % n == 0]
+        raise UserError(
+            f"train.batch_size {batch} cannot be shared by {processes} processes; start {fitting[-1]}, or change it"
+        )
+    share = batch // processes
+    if micro is None or share % micro == 0:
+        return micro or share
+    near = max(d for d in range(1, min(micro, share) + 1) if share % d == 0)
+    raise UserError(
+        f"train.micro_batch_size {micro} does not divide the {share} sequences that each of {processes} processes has "
+        f"of train.batch_size {batch}; {near} would"
+    )
+
+
+def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
+    """The corpus, and the order of its samples; `verify` False leaves the checksums to another process."""
     if config.data.dir is None:
         raise UserError(
             "data.dir is not set; pass --data DIR (`resformer data prepare --input embedded --out DIR` makes one)"
         )
-    dataset = open_dataset(config.data.dir, verify=config.data.verify)
+    dataset = open_dataset(config.data.dir, verify=config.data.verify if verify else "none")
     sampler = dataset.sampler(
         sequence_length=config.data.sequence_length,
         batch_size=config.train.batch_size,
@@ -84,7 +113,7 @@ def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | Non
     if overwrite:
         rundir.clear(out)
     write_atomic(out / rundir.CONFIG, to_toml(parts.config))
-    facts = environment(command=command, device=parts.device, dataset=dataset)
+    facts = environment(command=command, device=parts.ranks.device, dataset=dataset)
     facts[imports.KEY] = imports.recorded()
     facts["accounting"] = account(described, sequence_length=parts.config.data.sequence_length).asdict()
     write_json(out / rundir.ENVIRONMENT, facts)
@@ -95,29 +124,54 @@ def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | Non
             shutil.copy(path, out / rundir.TOKENIZER / path.name)
 
 
-def restore(parts: Parts, fresh: TrainState, notes: list[str]) -> TrainState:
-    """Bring model and optimizer to the last checkpoint; nothing in the directory changes."""
-    notes += rundir.check_same(parts.out, parts.config)
+def restore(
+    parts: Parts, fresh: TrainState, notes: list[str], *, change: bool = False
+) -> tuple[TrainState, dict[str, tuple[Any, Any]]]:
+    """Bring model and optimizers to the last checkpoint; nothing in the directory changes. Return where the run stands,
+    and the keys that the rest of it is to have other values of: path -> (before, now).
+    """
+    directory, state, more, changed = parts.ranks.on_first(lambda: _found(parts, fresh, change=change))
+    notes += more
+    group = parts.ranks.saving
+    found = parts.ranks.together(lambda: tensors.described(directory))
+    tensors.read_everything(directory, parts.model, parts.optimizers, found, group)
+    notes.append(f"resumed from step {state.step}")
+    return replace(state, versions=fresh.versions), changed
+
+
+def _found(
+    parts: Parts, fresh: TrainState, *, change: bool
+) -> tuple[Path, TrainState, list[str], dict[str, tuple[Any, Any]]]:
+    """The checkpoint to go on from, its state, notes and changed keys."""
+    config, out = parts.config, parts.out
+    notes, changed = rundir.check_same(out, config, change=change)
     directory, state = checkpoint.find(parts.checkpoints, report=notes.append)
     if state.data_fingerprint != fresh.data_fingerprint:
         raise UserError(
-            f"--resume {parts.out}: the run was trained on the corpus {state.data_fingerprint[:12]}, "
-            f"{parts.config.data.dir} is {fresh.data_fingerprint[:12]}; give the same corpus or start another run"
+            f"--resume {out}: the run was trained on the corpus {state.data_fingerprint[:12]}, "
+            f"{config.data.dir} is {fresh.data_fingerprint[:12]}; give the same corpus or start another run"
         )
-    changed = [
+    if state.step > config.train.steps or (state.step == config.train.steps and "train.steps" in changed):
+        raise UserError(
+            f"--resume {out}: the run is at step {state.step}, train.steps is {config.train.steps} now; set it higher"
+        )
+    versions_differ = [
         f"{k} {v} (now {fresh.versions.get(k)})" for k, v in state.versions.items() if fresh.versions.get(k) != v
     ]
-    if changed:
-        notes.append(f"the checkpoint was written with {', '.join(changed)}: the last bits may differ")
-    finished = state.step == parts.config.train.steps and not state.pending_validation
-    if finished and last_validation(parts.out)[0] != state.step:
-        raise UserError(
-            f"--resume {parts.out}: the run is finished, but its last validation is missing from "
-            f"{parts.out / rundir.METRICS}; put the file back, or start anew with --overwrite"
+    if versions_differ:
+        notes.append(f"the checkpoint was written with {', '.join(versions_differ)}: the last bits may differ")
+    if state.processes != parts.ranks.size:
+        notes.append(
+            f"the checkpoint was written by {state.processes} process{'es' * (state.processes > 1)}, now there "
+            f"{'are' if parts.ranks.size > 1 else 'is'} {parts.ranks.size}: the same batches, the last bits may differ"
         )
-    checkpoint.restore(directory, parts.model, parts.optimizer)
-    notes.append(f"resumed from step {state.step}")
-    return replace(state, versions=fresh.versions)
+    finished = state.step == config.train.steps and not state.pending_validation
+    if finished and last_validation(out)[0] != state.step:
+        raise UserError(
+            f"--resume {out}: the run is finished, but its last validation is missing from "
+            f"{out / rundir.METRICS}; put the file back, or start anew with --overwrite"
+        )
+    return directory, state, notes, changed
 
 
 def last_validation(out: Path) -> tuple[int, dict[str, dict[str, float]]]:
@@ -128,17 +182,23 @@ def last_validation(out: Path) -> tuple[int, dict[str, dict[str, float]]]:
     return last, {row["domain"]: {key: row[key] for key in wanted} for row in rows if row["step"] == last}
 
 
-def record_resume(parts: Parts, state: TrainState, command: Sequence[str] | None) -> None:
-    """Add to environment.json where and with what the run went on."""
+def record_resume(
+    parts: Parts, state: TrainState, command: Sequence[str] | None, changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Add to environment.json where and with what the run went on, and give config.toml the keys that changed."""
     path = parts.out / rundir.ENVIRONMENT
     facts = json.loads(path.read_text(encoding="utf-8"))
     entry = {
         "step": state.step,
         "command": list(command) if command is not None else None,
+        "processes": parts.ranks.size,
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        "changed": {path: {"before": before, "now": now} for path, (before, now) in changed.items()},
     }
     write_json(path, {**facts, "resumed": [*facts.get("resumed", []), entry]})
+    if changed:
+        write_atomic(parts.out / rundir.CONFIG, to_toml(parts.config))
 
 
 def show_plan(config: Config, described: ResFormerConfig, dataset: Any, sampler: Any, notes: list[str]) -> None:
