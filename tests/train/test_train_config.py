@@ -108,7 +108,10 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         (["model.num_key_value_heads=3"], "model.num_key_value_heads 3 does not divide model.num_attention_heads 4"),
         (["model.head_dim=33"], "model.head_dim is 33; rotary positions need an even number"),
         (["optim.start_lr=1"], "optim.start_lr 1 is over optim.lr 0.002"),
-        (["train.checkpoint_every=5", "train.keep_every=12"], "train.keep_every 12 is no multiple of train.checkpoint_"),
+        (
+            ["train.checkpoint_every=5", "train.keep_every=12"],
+            "train.keep_every 12 is no multiple of train.checkpoint_",
+        ),
         (["model.variant_options.layers=[]"], "model.variant_options.layers: variant 'learnable': layers is an empty"),
         (
             ["model.variant_options.init_own=x", "model.variant_options.tie=free"],

@@ -11,8 +11,8 @@ import torch
 from resformer.core.registry import names
 from resformer.errors import UserError
 from resformer.models import ResFormerForCausalLM
-from resformer.recipes import recipe
 from resformer.parallel.wrap import compile_blocks
+from resformer.recipes import recipe
 from resformer.train.build import build_model, model_config
 from resformer.train.config import Config
 from resformer.train.configure import configure, edit, from_toml, nearest, to_toml

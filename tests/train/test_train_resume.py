@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -12,7 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from train_helpers import OPTIMIZER, WEIGHTS, Crash, assert_same_run, assert_same_tensors, comparable, crash_after, in_child, wait_for_step
+from train_helpers import (
+    OPTIMIZER,
+    WEIGHTS,
+    Crash,
+    assert_same_run,
+    assert_same_tensors,
+    comparable,
+    crash_after,
+    in_child,
+    wait_for_step,
+)
 
 from resformer.errors import UserError
 from resformer.train import checkpoint, fit, loop, saver
@@ -141,23 +152,33 @@ def test_kill_9_during_a_save(
     assert not list((out / "checkpoints").glob(".tmp-*"))
 
 
-def test_kill_9_at_any_moment(config: Config, whole_run: Path, tmp_path: Path) -> None:
-    out, often = tmp_path / "run", edit(config, {"train.checkpoint_every": 2})
-    child = in_child(lambda: _slowly(often, out))
-    for step in (3, 9, 16):
-        wait_for_step(out, step)
+@pytest.mark.parametrize(
+    ("kills", "background"), [(4, False), (4, True), pytest.param(100, True, marks=pytest.mark.slow)]
+)
+def test_kill_9_at_any_moment(config: Config, tmp_path: Path, kills: int, background: bool) -> None:
+    """Killed again and again, often within a save; at the end nothing tells it from a run that was never killed."""
+    steps = 8 * kills
+    changes = {"train.steps": steps, "train.checkpoint_every": 2, "train.validate_every": 7}
+    often = edit(config, {**changes, "train.batch_size": 4, "train.async_save": background})
+    out, draw, killed = tmp_path / "run", random.Random(0), 0
+    train(edit(often, {"train.async_save": False}), tmp_path / "whole")
+    while killed < kills:
+        before = checkpoint.latest_step(out / "checkpoints") or 0
+        assert before < steps, f"finished after {killed} kills"
+        child = in_child(lambda: _train(often, out, resume=before > 0, overwrite=before == 0))  # noqa: B023
+        time.sleep(draw.uniform(0.02, 0.5))
         child.kill()
         child.join(60)
-        child = in_child(lambda: _slowly(often, out, resume=True))
-    child.join(60)
-    assert child.exitcode == 0
-    assert comparable(out) == comparable(whole_run)
-    name = f"checkpoints/step-00000020/{WEIGHTS}"
-    assert_same_tensors(out / name, whole_run / name)
+        killed += child.exitcode == -signal.SIGKILL
+    train(often, out, resume=True)
+    assert comparable(out) == comparable(tmp_path / "whole")
+    for name in (WEIGHTS, OPTIMIZER):
+        place = f"checkpoints/step-{steps:08d}/{name}"
+        assert_same_tensors(out / place, tmp_path / "whole" / place)
 
 
-def _train(config: Config, out: Path, *, resume: bool = False) -> None:
-    train(config, out, resume=resume)
+def _train(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    train(config, out, resume=resume, overwrite=overwrite)
 
 
 def _slowly(config: Config, out: Path, *, resume: bool = False) -> None:

@@ -20,7 +20,6 @@ from resformer.train import loop
 from resformer.train.config import Config
 from resformer.train.metrics import TIMING_FIELDS, read_rows
 
-
 # The files that one process writes.
 WEIGHTS, OPTIMIZER = (f"shard-00001-model-0000{number}-of-00002.safetensors" for number in (1, 2))
 
