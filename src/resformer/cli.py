@@ -12,7 +12,7 @@ from resformer import shell
 from resformer.commands.corpus import data_inspect, data_prepare
 from resformer.commands.generate import generate
 from resformer.commands.models import evaluate
-from resformer.commands.runs import export, train
+from resformer.commands.runs import export, train, watch
 from resformer.commands.suites import suite_list, suite_report, suite_run, suite_status
 from resformer.commands.variants import check_variant, plan
 
@@ -23,6 +23,7 @@ COMMANDS: dict[str, shell.Command] = {
     "data inspect": data_inspect,
     "train": train,
     "export": export,
+    "watch": watch,
     "eval": evaluate,
     "generate": generate,
     "suite list": suite_list,

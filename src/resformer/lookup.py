@@ -22,6 +22,7 @@ TYPED = {
     "model.vocab_size": "--vocab-size",
     "train.steps": "--steps",
     "train.seed": "--seed",
+    "train.init_from": "--init-from",
 }
 """Configuration keys that have a flag of their own."""
 

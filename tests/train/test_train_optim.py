@@ -9,7 +9,13 @@ import torch
 
 from resformer import ResFormerConfig, ResFormerForCausalLM, UserError
 from resformer.train.config import OptimConfig
-from resformer.train.optim import build_optimizers, clip_gradients, gradient_norms, set_learning_rate
+from resformer.train.optim import (
+    build_optimizers,
+    clip_gradients,
+    gradient_norms,
+    norms_by_group,
+    set_learning_rate,
+)
 from resformer.train.schedule import lr_at
 
 
@@ -109,3 +115,52 @@ def test_clipping_scales_to_the_norm_and_reports_the_one_before() -> None:
     assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
     assert clip_gradients(parameters, norms, 1.0).item() == 4.0
     torch.testing.assert_close(parameters[0].grad, torch.full((3,), 0.5))
+
+
+def test_the_norm_is_that_of_torch_to_the_bit() -> None:
+    model = small_model()
+    torch.manual_seed(3)
+    parameters = list(model.parameters())
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    expected = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    assert torch.equal(clip_gradients(parameters, gradient_norms(parameters), 0.0), expected)
+    parameters[0].grad = None
+    assert gradient_norms(parameters)[0] == 0
+
+
+def test_norms_by_group_name_what_is_not_finite_first() -> None:
+    optimizers = build_optimizers(small_model(), OptimConfig())
+    parameters = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    names = [name for o in optimizers for g in o.param_groups for name in g["names"]]
+    norms = torch.arange(1.0, len(parameters) + 1)
+    norms[2] = float("nan")
+    found = norms_by_group(optimizers, norms, largest=2)
+    assert list(found)[-2:] == [names[2], names[-1]]
+    assert math.isnan(found["matrices"])
+    vectors = [i + 1.0 for i, name in enumerate(names) if name in optimizers[0].param_groups[1]["names"]]
+    assert found["vectors"] == pytest.approx(math.hypot(*vectors))
+
+
+def test_muon_takes_the_matrices_of_the_blocks_alone() -> None:
+    torch.manual_seed(0)
+    model, optim = small_model(), OptimConfig(matrices="muon", lr=1e-2, warmup_steps=0, weight_decay=0.1)
+    adamw, muon = build_optimizers(model, optim)
+    assert isinstance(muon, torch.optim.Muon)
+    names = [name for group in muon.param_groups for name in group["names"]]
+    assert names
+    assert all(".layers." in name and name.endswith("proj.weight") for name in names)
+    others = [name for group in adamw.param_groups for name in group["names"]]
+    assert sorted(names + others) == sorted(name for name, _ in model.named_parameters())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    lr = set_learning_rate([adamw, muon], optim, step=1, steps=10)
+    muon.step()
+    name = names[0]
+    change = before[name] * (1 - lr * 0.1) - model.get_parameter(name)
+    singular = torch.linalg.svdvals(change.detach() / lr)
+    rows, columns = change.shape
+    assert (singular / (0.2 * max(rows, columns) ** 0.5)).mean() == pytest.approx(
+        1.0, abs=0.25
+    )  # orthogonal, as large as AdamW's

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from resformer import lookup
 
@@ -22,6 +26,8 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    on_change: Literal["refuse", "continue"] = "refuse",
+    init_from: str | None = None,
     import_: tuple[Path, ...] = (),
 ) -> None:
     """Train one model; the run directory holds everything needed to repeat, resume and use it.
@@ -41,6 +47,9 @@ def train(
         set: Single keys to replace, as section.key=value: `--set optim.lr=1e-3 train.batch_size=32`.
         resume: Go on from the last checkpoint of the run in --out.
         overwrite: Start anew in --out; only files that a run wrote are removed.
+        on_change: With --resume: what it means that steps, batch size, validation or optimizer settings differ from the
+            run's. refuse, or continue with the new values from the last checkpoint on (the data go on where they were).
+        init_from: Run directory, exported model or hub name whose weights to start with (train.init_from).
         dry_run: Print the full configuration, parameters and FLOPs, and stop before training.
         import_: A Python file of yours that registers variants (@register_variant), run before anything is built; may
             be given several times.
@@ -48,10 +57,57 @@ def train(
     lookup.import_variants(import_, using=((out,) if resume else ()) + lookup.run_of(config, variant))
     from resformer.train.loop import train as run_training
 
-    flags = {"data.dir": data, "model.variant": variant, "train.steps": steps, "train.seed": seed}
+    flags = {
+        "data.dir": data,
+        "model.variant": variant,
+        "train.steps": steps,
+        "train.seed": seed,
+        "train.init_from": init_from,
+    }
     lookup.quiet_libraries()
-    effective = lookup.run_config(recipe, file=config, overrides=set, flags=flags)
-    run_training(effective, out, resume=resume, overwrite=overwrite, dry_run=dry_run, command=_command_line())
+    with _said_once():
+        effective = lookup.run_config(recipe, file=config, overrides=set, flags=flags)
+        run_training(
+            effective,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            on_change=on_change,
+            command=_command_line(),
+        )
+
+
+def watch(run: Path, /, *, once: bool = False, every: float = 2.0) -> None:
+    """Show what a run is doing: loss, lambdas, speed, time left; ends with it, or with Ctrl-C.
+
+    Args:
+        run: A run directory; the run may be starting, at work, or finished.
+        once: Say it once and stop.
+        every: Seconds between looks.
+    """
+    from resformer.errors import UserError
+    from resformer.train.watch import watch as show
+
+    if not 0.1 <= every <= 3600:
+        raise UserError(f"--every is {every:g}; expected 0.1 to 3600 seconds")
+    show(run, once=once, every_seconds=every)
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """Let the first process of each machine alone report what all of them see before they know of each other."""
+    from resformer.errors import UserError
+
+    try:
+        yield
+    except UserError:
+        import torch.distributed as dist
+
+        together = dist.is_available() and dist.is_initialized()
+        if not together and os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(2) from None
+        raise
 
 
 def export(

@@ -183,6 +183,11 @@ class OptimConfig:
     """Added to the root of the mean of squared gradients."""
     grad_clip: NotNegative = 1.0
     """Largest norm of the global gradient; 0 = no clipping."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer of the two-dimensional weights inside the blocks; everything else has AdamW. Muon takes the same
+    learning rate: its updates are scaled to AdamW's size."""
+    muon_momentum: BelowOne = 0.95
+    """Momentum of Muon (Nesterov)."""
     lambda_lr_scale: NotNegative = 1.0
     """Learning rate of lambdas, gates and logits as a multiple of lr; 0 freezes them."""
     lr_scale: dict[str, NotNegative] = Field(default_factory=dict)

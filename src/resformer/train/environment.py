@@ -28,7 +28,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment(*, command: Sequence[str] | None, device: torch.device, dataset: Any) -> dict[str, Any]:
+def environment(
+    *, command: Sequence[str] | None, device: torch.device, dataset: Any, processes: int = 1
+) -> dict[str, Any]:
     """Versions, commit, command, machine and data of a run that starts now."""
     return {
         "versions": versions(),
@@ -37,6 +39,7 @@ def environment(*, command: Sequence[str] | None, device: torch.device, dataset:
         "platform": platform.platform(),
         "processor": processor(),
         "cpu_count": os.cpu_count(),
+        "processes": processes,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "data": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from resformer.train.schedule import lr_at
 
 
 def build_optimizers(model: nn.Module, optim: OptimConfig) -> list[torch.optim.Optimizer]:
-    """AdamW over `optimizer_groups(model)`; each group keeps `lr_scale`, its learning rate over the schedule's.
+    """AdamW over `optimizer_groups(model)`, and Muon for the matrices of the blocks if asked for; each group keeps
+    `lr_scale`, its learning rate over the schedule's.
 
     The fused form is the fastest on the CPU too: 4 ms a step against 12 (loop) and 19 (foreach) at 2.7M parameters.
     """
@@ -33,7 +35,34 @@ def build_optimizers(model: nn.Module, optim: OptimConfig) -> list[torch.optim.O
         raise UserError(f"optim.{error}") from None
     for group in groups:
         group["lr_scale"] = group["lr"] / optim.lr
-    return [torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)]
+    muon: list[dict[str, Any]] = []
+    if optim.matrices == "muon":
+        groups, muon = _split(groups)
+    adamw = [torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)] if groups else []
+    if not muon:
+        return list(adamw)
+    # Newton-Schulz in bf16 is torch's choice; match_rms_adamw gives updates of AdamW's size (arXiv 2502.16982).
+    settings: dict[str, Any] = {"momentum": optim.muon_momentum, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
+    return [*adamw, torch.optim.Muon(muon, weight_decay=optim.weight_decay, **settings)]
+
+
+def _split(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Groups for AdamW, and groups of the two-dimensional matrices inside the blocks for Muon."""
+    rest: list[dict[str, Any]] = []
+    muon: list[dict[str, Any]] = []
+    for group in groups:
+        pairs = list(zip(group["names"], group["params"], strict=True))
+        inside = [
+            (name, p)
+            for name, p in pairs
+            if group["name"].startswith("matrices") and ".layers." in name and p.dim() == 2
+        ]
+        outside = [pair for pair in pairs if pair[0] not in {name for name, _ in inside}]
+        for place, kept, label in ((rest, outside, group["name"]), (muon, inside, f"{group['name']} (muon)")):
+            if kept:
+                names, params = zip(*kept, strict=True)
+                place.append({**group, "name": label, "names": list(names), "params": list(params)})
+    return rest, muon
 
 
 def set_learning_rate(optimizers: Sequence[Optimizer], optim: OptimConfig, *, step: int, steps: int) -> float:

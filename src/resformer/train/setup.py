@@ -113,7 +113,7 @@ def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | Non
     if overwrite:
         rundir.clear(out)
     write_atomic(out / rundir.CONFIG, to_toml(parts.config))
-    facts = environment(command=command, device=parts.ranks.device, dataset=dataset)
+    facts = environment(command=command, device=parts.ranks.device, dataset=dataset, processes=parts.ranks.size)
     facts[imports.KEY] = imports.recorded()
     facts["accounting"] = account(described, sequence_length=parts.config.data.sequence_length).asdict()
     write_json(out / rundir.ENVIRONMENT, facts)
