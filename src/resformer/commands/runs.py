@@ -104,9 +104,11 @@ def _said_once() -> Iterator[None]:
     except UserError:
         import torch.distributed as dist
 
+        from resformer.parallel import Elsewhere
+
         together = dist.is_available() and dist.is_initialized()
         if not together and os.environ.get("LOCAL_RANK", "0") != "0":
-            raise SystemExit(2) from None
+            raise Elsewhere(2) from None
         raise
 
 

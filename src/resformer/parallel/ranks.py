@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,13 +22,21 @@ from resformer.errors import RunError, UserError
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+GRACE_SECONDS = 1.0
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher says in the environment."""
 
 
 class Elsewhere(SystemExit):
-    """Another process has failed and says why; this one ends with the same exit code and in silence."""
+    """Another process has failed and says why; this one ends with the same exit code and in silence.
+
+    It takes a moment for that: a launcher ends all processes when the first one is gone, also the one that speaks.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        time.sleep(GRACE_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)

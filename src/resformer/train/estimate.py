@@ -41,7 +41,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: Config, described: ResFormerConfig) -> MemoryEstimate:
-    """Count the tensors that a micro-batch's forward pass saves, on tensors without data.
+    """Weights, gradients and optimizer are shared by `parallel.shard` processes, if it is set.
+
+    Count the tensors that a micro-batch's forward pass saves, on tensors without data.
 
     The count is that of eager code on a CPU; a compiled model on a GPU saves less, a caching allocator holds more. With
     checkpointing the peak has one block's own activations beside the blocks' inputs.
@@ -52,7 +54,7 @@ def estimate_memory(config: Config, described: ResFormerConfig) -> MemoryEstimat
         activations = _saved_bytes(config, described, checkpointing=True) + whole // described.num_hidden_layers
     rows = min(CPU_CHUNK_ROWS, config.micro_batch_size * config.data.sequence_length)
     return MemoryEstimate(
-        states=STATES_BYTES * account(described).parameters,
+        states=STATES_BYTES * account(described).parameters // (config.parallel.shard or 1),
         activations=activations,
         logits=2 * 4 * rows * described.vocab_size,
     )
