@@ -14,7 +14,7 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || t
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compare test test-all lint format test-versions bench bench-variants docs clean
+.PHONY: help install compare test test-all lint format test-versions bench bench-pairs bench-variants docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -40,8 +40,15 @@ format: $(DEV)  ## rewrite files as `make lint` wants them
 test-versions:  ## model, contract and generation tests with the oldest and newest supported transformers, in throw-away environments
 	PYTHON=$(PYTHON) bash .ci/test-versions
 
-bench: $(DEV)  ## speed of one training step against LlamaForCausalLM, side by side
-	$(BIN)/python benchmarks/train_step.py
+bench: $(DEV)  ## speed and memory of a training step against other libraries, side by side (half an hour)
+	$(BIN)/python benchmarks/train_step.py peers --json-file benchmarks/results/step-cpu.json
+	$(BIN)/python benchmarks/train_step.py memory --json-file benchmarks/results/step-memory.json
+	$(BIN)/python benchmarks/train_step.py grid --json-file benchmarks/results/step-grid.json
+	$(BIN)/python benchmarks/train_step.py loop --json-file benchmarks/results/step-loop.json
+	$(BIN)/python benchmarks/train_step.py peers --shape 82m --json-file benchmarks/results/step-82m.json
+
+bench-pairs: $(DEV)  ## speed of one training step against LlamaForCausalLM of equal weights (20 minutes)
+	$(BIN)/python benchmarks/train_step.py pairs
 
 bench-variants: $(DEV)  ## step time of every variant relative to the Transformer (a quarter of an hour), for docs/variants.md
 	$(BIN)/python benchmarks/variants.py --json-file benchmarks/results/variants.json

@@ -12,6 +12,7 @@ import importlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 from turns import Step
@@ -263,6 +264,24 @@ PEERS: dict[str, Callable[..., Runner]] = {
     "litgpt": litgpt,
     "x-transformers": x_transformers,
 }
+
+
+def step_flops(shape: Shape) -> int:
+    """Operations of one training step in matrix products, scores counted whole (`resformer.models.accounting`)."""
+    from resformer import ResFormerConfig
+    from resformer.models.accounting import account
+
+    costs = account(ResFormerConfig(variant="transformer", **shape.config()), sequence_length=shape.sequence_length)
+    return 3 * costs.flops_per_token * shape.tokens
+
+
+def versions() -> dict[str, str]:
+    """Versions of the peers that are installed."""
+    found = {}
+    for package in ("accelerate", "litgpt", "x-transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def split(tokens_BT1: Any) -> tuple[Any, Any]:

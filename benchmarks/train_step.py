@@ -1,23 +1,29 @@
-"""Speed of one whole training step (forward, loss, backward, AdamW), ours against peers, side by side in one run.
+"""Speed of one whole training step, side by side in one run.
 
-Two models at a time take turns: every round runs a few steps of each in random order on the same batch, so whatever
-the machine does meanwhile hits both; of either side the fastest step of the round counts, as disturbances only ever
-slow down. Reported are the median tokens per second of each and the median over rounds of the paired ratio, with a
-bootstrap interval over rounds.
+    python benchmarks/train_step.py peers                # our engine against Trainer, litgpt, x-transformers
+    python benchmarks/train_step.py peers --shape 82m --clock cpu
+    python benchmarks/train_step.py memory               # peak memory of output head and loss
+    python benchmarks/train_step.py grid                 # tokens/s and MFU over depth, width and sequence length
+    python benchmarks/train_step.py loop                 # what the training loop costs beyond the model
+    python benchmarks/train_step.py pairs                # our models against LlamaForCausalLM and each other
 
-    python benchmarks/train_step.py                                      # 8 layers x 256, 2 x 256 tokens, fp32
-    python benchmarks/train_step.py --clock cpu --rounds 100 --json-file step.json
-    python benchmarks/train_step.py --pairs learnable:transformer gated:transformer
+This file holds `pairs`. Two models at a time take turns: every round runs a few steps of each in random order on the
+same batch, so whatever the machine does meanwhile hits both; of either side the fastest step of the round counts, as
+disturbances only ever slow down. Reported are the median tokens per second of each and the median over rounds of the
+paired ratio, with a bootstrap interval over rounds.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
+import step_grid
+import step_loop
+import step_memory
+import step_peers
 import turns
 import tyro
 from turns import Step
@@ -165,17 +171,24 @@ def main(
             "seed": seed,
         }
         shape = {"batch_size": batch_size, "sequence_length": sequence_length, **sizes}
-        found = {"about": about, "settings": settings, "shape": shape, "results": results}
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
-        print(f"written: {json_file}")
+        turns.write(json_file, {"about": about, "settings": settings, "shape": shape, "results": results})
     return int(strict and not all(result["reached"] for result in results))
+
+
+COMMANDS = {
+    "peers": step_peers.main,
+    "memory": step_memory.main,
+    "grid": step_grid.main,
+    "loop": step_loop.main,
+    "pairs": main,
+}
 
 
 if __name__ == "__main__":
     from resformer.errors import UserError
 
     try:
-        sys.exit(tyro.cli(main, config=(tyro.conf.FlagCreatePairsOff,)))
+        sys.exit(tyro.extras.subcommand_cli_from_dict(COMMANDS, config=(tyro.conf.FlagCreatePairsOff,)))
     except UserError as error:
         print(f"train_step: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import platform
 import random
@@ -10,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 Step = Callable[[], None]
@@ -171,6 +173,32 @@ def go_round(
     return times
 
 
+def take_rounds(
+    steps: Mapping[str, Step],
+    *,
+    rounds: int,
+    warmup: int,
+    clock: Clock,
+    seed: int,
+    after_round: Callable[[int], None] = lambda done: None,
+) -> dict[str, list[float]]:
+    """Return the seconds of each of `steps` in every round; in a round each runs once, in random order."""
+    order = random.Random(seed)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    gc.collect()
+    gc.disable()
+    try:
+        for round_number in range(warmup + rounds):
+            for name in order.sample(list(steps), len(steps)):
+                seconds = timed(steps[name], clock)
+                if round_number >= warmup:
+                    times[name].append(seconds)
+            after_round(round_number + 1)
+    finally:
+        gc.enable()
+    return times
+
+
 def timed(step: Step, clock: Clock) -> float:
     """Seconds that one step takes."""
     started = clock()
@@ -194,6 +222,43 @@ def summary(ratios: Sequence[float], *, seed: int) -> dict[str, Any]:
         "ratio_upper_95": upper,
         "ratios": [round(ratio, 5) for ratio in ratios],
     }
+
+
+def peak_allocated(work: Step) -> int:
+    """The most bytes of tensors that `work` holds at a time beyond those that were there before.
+
+    They are counted by the events of torch's CPU allocator that its profiler records, so that what happens inside
+    operators and compiled code counts as well, to the byte. The resident memory of the process would not do: freed
+    memory stays in it (`resformer.train.memory`), and what the next tensor finds there depends on the past.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        work()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def gemm_flops(clock: Clock, *, size: int = 1024, seconds: float = 0.3) -> float:
+    """FLOP/s of a product of two fp32 matrices `[size, size]`: the fastest of those that fit into `seconds`."""
+    import torch
+
+    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    fastest, started = float("inf"), time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        fastest = min(fastest, timed(lambda: torch.mm(left, right, out=out), clock))
+    return 2 * size**3 / fastest
+
+
+def write(path: Path, found: Mapping[str, Any]) -> None:
+    """Write what was measured as JSON, and say so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"written: {path}")
 
 
 def about() -> dict[str, Any]:

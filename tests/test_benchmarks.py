@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import sys
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from resformer.core.registry import names
 from resformer.errors import UserError
@@ -229,3 +233,146 @@ def test_generation_is_compared_with_transformers_own(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.count("\n") == 5
     with pytest.raises(UserError, match="did you mean 'svformer'"):
         generate.main(models=("svforme",), **shape, compile=False)
+
+
+SMALL = {"layers": 2, "hidden_size": 32, "heads": 2, "intermediate_size": 48, "vocab_size": 512}
+
+
+@pytest.fixture
+def small_shape(train_step: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Both shapes of the comparison made tiny."""
+    step_peers = train_step.step_peers
+    shape = step_peers.Shape(**SMALL, batch_size=2, sequence_length=16)
+    monkeypatch.setattr(step_peers, "SHAPES", {"cpu": shape, "82m": shape})
+    return shape
+
+
+def test_peers_get_the_same_batch_and_the_missing_ones_are_named(
+    train_step: ModuleType,
+    small_shape: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("accelerate")
+    for module in ("litgpt", "x_transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    target = tmp_path / "peers.json"
+    models = ("transformer", "learnable", "hf-trainer", "litgpt", "x-transformers")
+    assert train_step.step_peers.main(models=models, rounds=3, warmup=0, json_file=target) == 0
+    found = json.loads(target.read_text())
+    assert list(found["results"]) == ["transformer", "learnable", "hf-trainer"]
+    assert found["results"]["transformer"]["base_is_faster_by"]["ratio"] == 1.0
+    assert all(result["tokens_per_second"] > 0 and result["mfu"] > 0 for result in found["results"].values())
+    said = capsys.readouterr()
+    left_out = [line for line in said.err.splitlines() if "left out" in line]
+    assert [line.split(":")[0] for line in left_out] == ["litgpt", "x-transformers"]
+    assert all("pip install" in line for line in left_out)
+    assert "is" in found["verdict"] and "hf-trainer" in found["verdict"]
+
+
+def test_our_step_and_the_trainers_learn_alike(train_step: ModuleType, small_shape: Any) -> None:
+    """Equal weights, batch, optimizer and clipping: the loss stays the same over steps."""
+    pytest.importorskip("accelerate")
+    peers, turns = train_step.step_peers.peers, train_step.turns
+    tokens = turns.tokens(vocab_size=512, batch_size=2, sequence_length=16, seed=0)
+    ours, theirs = (peers.build(name, small_shape, tokens) for name in ("transformer", "hf-trainer"))
+    theirs.model.load_state_dict(ours.model.state_dict())
+    losses = [(ours.step(), theirs.step()) for _ in range(4)]
+    assert losses[-1][0] < losses[0][0]
+    assert all(left == pytest.approx(right, rel=1e-4) for left, right in losses)
+
+
+@pytest.mark.parametrize(("fastest", "lower", "reached"), [(1.3, 1.25, True), (1.3, 1.1, False), (0.9, 0.8, False)])
+def test_the_fastest_other_library_counts(train_step: ModuleType, fastest: float, lower: float, reached: bool) -> None:
+    def result(ratio: float, low: float) -> dict[str, Any]:
+        return {"base_is_faster_by": {"ratio": ratio, "ratio_lower_95": low, "ratio_upper_95": ratio + 0.1}}
+
+    results = {
+        "transformer+compile": result(1.0, 1.0),
+        "learnable": result(0.5, 0.4),  # ours as well: no rival
+        "litgpt": result(1.9, 1.8),
+        "hf-trainer+compile": result(fastest, lower),
+    }
+    found, said = train_step.step_peers.judge(results, "transformer+compile")
+    assert found is reached
+    assert "hf-trainer+compile" in said and ("reaches" if reached else "MISSES") in said
+
+
+def test_peers_are_known_by_name(train_step: ModuleType) -> None:
+    check = train_step.step_peers.peers.check_name
+    check("litgpt+compile")
+    check("dense+compile")
+    with pytest.raises(UserError, match="did you mean 'litgpt'"):
+        check("litgtp+compile")
+
+
+def test_peak_memory_is_that_of_the_tensors(turns: ModuleType) -> None:
+    kept = torch.zeros(1000)
+
+    def work() -> None:
+        first = torch.zeros(250_000)  # 1 MB
+        second = first + 1
+        del first
+        second.add_(1).sum()
+        kept.add_(1)
+
+    assert turns.peak_allocated(work) == pytest.approx(2e6, rel=0.01)
+
+
+def test_the_loss_takes_less_memory_than_whole_logits(
+    train_step: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "litgpt", None)
+    target = tmp_path / "memory.json"
+    sizes = {"vocab_size": 2000, "hidden_size": 16, "batch_size": 4, "sequence_length": 1024}
+    assert train_step.step_memory.main(**sizes, repeats=1, json_file=target, strict=True) == 0
+    results = json.loads(target.read_text())["results"]
+    assert list(results) == ["ours", "hf-trainer", "plain"]
+    assert results["plain"]["peak_bytes"] > 2 * 4 * 4096 * 2000 > 2 * results["ours"]["peak_bytes"]
+    assert len({round(result["loss"], 4) for result in results.values()}) == 1
+
+
+def test_the_grid_measures_each_shape_once(
+    train_step: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = train_step.step_grid
+    small = grid.Shape(**SMALL, batch_size=2, sequence_length=16)
+    shapes = {"a": small, "b": grid.replace(small, layers=4), "again": small}
+    monkeypatch.setattr(grid, "grid", lambda: shapes)
+    target = tmp_path / "grid.json"
+    assert grid.main(model="transformer", rounds=1, warmup=0, json_file=target) == 0
+    results = json.loads(target.read_text())["results"]
+    assert results["again"] == results["a"]
+    head = 3 * 2 * 32 * 32 * 512  # 3 passes, 2 a multiply-add, 32 tokens
+    assert results["b"]["flops"] - head == 2 * (results["a"]["flops"] - head)
+
+
+def test_the_grid_changes_one_size_at_a_time(train_step: ModuleType) -> None:
+    base = train_step.step_peers.SHAPES["cpu"]
+    shapes = train_step.step_grid.grid()
+    assert {shape.tokens for shape in shapes.values()} == {base.tokens}
+    assert sum(shape == base for shape in shapes.values()) == 3
+    assert {shape.hidden_size // shape.heads for shape in shapes.values()} == {32}
+
+
+def test_the_loops_share_is_what_is_not_the_models(
+    train_step: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that sleeps 20 ms a step has an overhead of at least that."""
+    from resformer.train import fit
+
+    loop, target = train_step.step_loop, tmp_path / "loop.json"
+    shape = loop.Shape(**SMALL, batch_size=2, sequence_length=16)
+    real = fit.set_learning_rate
+
+    def slow(*args: Any, **kwargs: Any) -> float:
+        time.sleep(0.02)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(fit, "set_learning_rate", slow)
+    assert loop.main(sizes=shape, steps=4, warmup=1, compile=False, json_file=target, strict=True) == 1
+    results = json.loads(target.read_text())["results"]
+    assert len(results["whole_seconds"]) == len(results["bare_seconds"]) == 4
+    outside = results["outside"]["ratio"] * min(results["whole_seconds"])
+    assert 0.02 <= outside < min(results["whole_seconds"])

@@ -8,6 +8,7 @@ of a command (143 after a SIGTERM) passes as it is. With RESFORMER_TRACEBACK=1 e
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import io
 import os
@@ -57,6 +58,10 @@ def run(commands: Mapping[str, Command], arguments: Sequence[str], *, program: s
         return _report(program, "interrupted", code=130)
     except BrokenPipeError:
         return _reader_gone()
+    except OSError as error:
+        # A file system that cannot be written to is a matter of the place; a full one, or a broken one, of the moment.
+        where = f": {error.filename}" if error.filename else ""
+        return _report(program, f"{error.strerror or error}{where}", code=2 if error.errno == errno.EROFS else 1)
     except SystemExit as stop:
         # The table printer makes a SystemExit(1) of a broken pipe.
         if isinstance(stop.__context__, BrokenPipeError):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from resformer import ResFormerConfig, ResFormerForCausalLM, UserError
 from resformer.train.config import OptimConfig
@@ -19,18 +25,26 @@ from resformer.train.optim import (
 from resformer.train.schedule import lr_at
 
 
-def small_model() -> ResFormerForCausalLM:
+def small_model(variant: str = "learnable", **more: Any) -> ResFormerForCausalLM:
     return ResFormerForCausalLM(
         ResFormerConfig(
-            variant="learnable",
+            variant=variant,
             vocab_size=50,
             hidden_size=16,
             intermediate_size=24,
             num_hidden_layers=3,
             num_attention_heads=2,
             max_position_embeddings=16,
+            **more,
         )
     )
+
+
+@pytest.fixture
+def one_process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(120, 3.296), (1200, 3.264)])
@@ -117,16 +131,26 @@ def test_clipping_scales_to_the_norm_and_reports_the_one_before() -> None:
     torch.testing.assert_close(parameters[0].grad, torch.full((3,), 0.5))
 
 
-def test_the_norm_is_that_of_torch_to_the_bit() -> None:
-    model = small_model()
+@pytest.mark.parametrize(("scale", "bad"), [(1e-3, None), (3.0, None), (1.0, math.inf), (1.0, math.nan)])
+def test_clipping_is_that_of_torch_to_the_bit(scale: float, bad: float | None) -> None:
+    """Norm and gradients, below and above the limit, and with numbers that are no numbers."""
+    ours, torchs = list(small_model().parameters()), list(small_model().parameters())
     torch.manual_seed(3)
-    parameters = list(model.parameters())
-    for p in parameters:
-        p.grad = torch.randn_like(p)
-    expected = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    assert torch.equal(clip_gradients(parameters, gradient_norms(parameters), 0.0), expected)
-    parameters[0].grad = None
-    assert gradient_norms(parameters)[0] == 0
+    for one, other in zip(ours, torchs, strict=True):
+        one.grad = torch.randn_like(one) * scale
+        if bad is not None and one is ours[2]:
+            one.grad.view(-1)[1] = bad
+        other.grad = one.grad.clone()
+    total = clip_gradients(ours, gradient_norms(ours), 1.0)
+    assert torch.equal(total.nan_to_num(-1.0), torch.nn.utils.clip_grad_norm_(torchs, 1.0).nan_to_num(-1.0))
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_parameter_without_a_gradient_has_norm_0() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
+    parameters[1].grad = torch.ones(2, 2)
+    assert gradient_norms(parameters).tolist() == [0.0, 2.0]
 
 
 def test_norms_by_group_name_what_is_not_finite_first() -> None:
@@ -164,3 +188,52 @@ def test_muon_takes_the_matrices_of_the_blocks_alone() -> None:
     assert (singular / (0.2 * max(rows, columns) ** 0.5)).mean() == pytest.approx(
         1.0, abs=0.25
     )  # orthogonal, as large as AdamW's
+
+
+@pytest.mark.parametrize("variant", ["gated", "rwkv", "value_embeddings", "dense"])
+def test_muon_leaves_routers_experts_gates_and_tables_to_adamw(variant: str) -> None:
+    model = small_model(variant=variant, num_experts=4)
+    adamw, muon = build_optimizers(model, OptimConfig(matrices="muon", lr_scale={"model.layers.0.*": 2.0}))
+    kinds = {name.split(".")[-2] for group in muon.param_groups for name in group["names"]}
+    assert kinds == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    rest = {name for group in adamw.param_groups for name in group["names"]}
+    assert {"model.layers.1.mlp.gate.weight", "model.layers.1.mlp.experts.down_proj", "lm_head.weight"} <= rest
+    assert [group["name"] for group in muon.param_groups] == ["matrices (muon)", "matrices x 2 (muon)"]
+
+
+def test_muon_has_a_learning_rate_of_its_own() -> None:
+    optim = OptimConfig(
+        matrices="muon", muon_lr_scale=5.0, lr=1e-2, warmup_steps=0, lr_scale={"model.layers.0.*": 2.0}, min_lr_ratio=1
+    )
+    optimizers = build_optimizers(small_model(), optim)
+    assert set_learning_rate(optimizers, optim, step=1, steps=10) == pytest.approx(1e-2)
+    rates = {group["name"]: group["lr"] for optimizer in optimizers for group in optimizer.param_groups}
+    assert rates["matrices"] == pytest.approx(1e-2)
+    assert rates["matrices (muon)"] == pytest.approx(5e-2)
+    assert rates["matrices x 2 (muon)"] == pytest.approx(0.1)
+
+
+def test_muon_steps_a_spread_matrix_as_a_whole_one(one_process_group: None) -> None:
+    """Two steps, so that momentum counts; the gradient is left as it was."""
+    mesh = init_device_mesh("cpu", (1,))
+    optim = OptimConfig(matrices="muon", lr=1e-2, warmup_steps=0)
+    plain, spread = small_model(), small_model()
+    spread.load_state_dict(plain.state_dict())
+    for block in spread.model.layers:
+        fully_shard(block, mesh=mesh)
+    steppers = [build_optimizers(model, optim)[1] for model in (plain, spread)]
+    for seed in range(2):
+        for stepper in steppers:
+            torch.manual_seed(seed)
+            for group in stepper.param_groups:
+                for p in group["params"]:
+                    g = torch.randn(p.shape)
+                    p.grad = distribute_tensor(g, mesh, p.placements) if isinstance(p, DTensor) else g
+            before = [p.grad for group in stepper.param_groups for p in group["params"]]
+            stepper.step()
+            assert all(a is p.grad for a, p in zip(before, stepper.param_groups[0]["params"], strict=True))
+    for (name, one), other in zip(plain.named_parameters(), spread.parameters(), strict=True):
+        whole = other.full_tensor() if isinstance(other, DTensor) else other
+        torch.testing.assert_close(whole, one, rtol=0, atol=1e-7, msg=name)
+    state = steppers[1].state[steppers[1].param_groups[0]["params"][0]]
+    assert isinstance(state["momentum_buffer"], DTensor)

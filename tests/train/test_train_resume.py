@@ -165,12 +165,16 @@ def test_kill_9_at_any_moment(config: Config, tmp_path: Path, kills: int, backgr
     while killed < kills:
         before = checkpoint.latest_step(out / "checkpoints") or 0
         assert before < steps, f"finished after {killed} kills"
+        started = time.time()
         child = in_child(lambda: _train(often, out, resume=before > 0, overwrite=before == 0))  # noqa: B023
-        time.sleep(draw.uniform(0.02, 0.5))
+        if draw.random() < 0.7:  # at work; otherwise at any moment of the start
+            wait_for_step(out, before + draw.randint(1, 4), since=started)
+        time.sleep(draw.uniform(0, 0.1))
         child.kill()
         child.join(60)
         killed += child.exitcode == -signal.SIGKILL
-    train(often, out, resume=True)
+    begun = bool(checkpoint.steps(out / "checkpoints"))
+    _train(often, out, resume=begun, overwrite=not begun)
     assert comparable(out) == comparable(tmp_path / "whole")
     for name in (WEIGHTS, OPTIMIZER):
         place = f"checkpoints/step-{steps:08d}/{name}"

@@ -72,12 +72,12 @@ def _exit_code_of(work: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def wait_for_step(out: Path, step: int, seconds: float = 60.0) -> None:
-    """Wait until the run has written the row of `step`."""
+def wait_for_step(out: Path, step: int, seconds: float = 60.0, since: float = 0.0) -> None:
+    """Wait until the run has written the row of `step`, after the time `since`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         path = out / "metrics.jsonl"
-        if path.exists() and any(row["step"] >= step for row in read_rows(path)):
+        if path.exists() and path.stat().st_mtime >= since and any(row["step"] >= step for row in read_rows(path)):
             return
         time.sleep(0.002)
     raise AssertionError(f"{out} did not reach step {step} in {seconds} s")

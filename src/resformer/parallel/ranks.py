@@ -131,7 +131,7 @@ class Ranks:
         if not failed:
             return result
         if problem is None or failed[0] != self.rank:
-            raise Elsewhere(codes[failed[0]])
+            raise Elsewhere(codes[failed[0]] or 1)
         if len(failed) < self.size and isinstance(problem, UserError | RunError):
             raise type(problem)(f"process {self.rank} of {self.size}: {problem}") from problem
         raise problem

@@ -188,6 +188,8 @@ class OptimConfig:
     learning rate: its updates are scaled to AdamW's size."""
     muon_momentum: BelowOne = 0.95
     """Momentum of Muon (Nesterov)."""
+    muon_lr_scale: NotNegative = 1.0
+    """Learning rate of Muon as a multiple of lr."""
     lambda_lr_scale: NotNegative = 1.0
     """Learning rate of lambdas, gates and logits as a multiple of lr; 0 freezes them."""
     lr_scale: dict[str, NotNegative] = Field(default_factory=dict)

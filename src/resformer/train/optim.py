@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from resformer.errors import UserError
@@ -37,31 +37,71 @@ def build_optimizers(model: nn.Module, optim: OptimConfig) -> list[torch.optim.O
         group["lr_scale"] = group["lr"] / optim.lr
     muon: list[dict[str, Any]] = []
     if optim.matrices == "muon":
-        groups, muon = _split(groups)
+        groups, muon = _split(groups, optim.muon_lr_scale)
     adamw = [torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)] if groups else []
     if not muon:
         return list(adamw)
     # Newton-Schulz in bf16 is torch's choice; match_rms_adamw gives updates of AdamW's size (arXiv 2502.16982).
     settings: dict[str, Any] = {"momentum": optim.muon_momentum, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
-    return [*adamw, torch.optim.Muon(muon, weight_decay=optim.weight_decay, **settings)]
+    return [*adamw, Muon(muon, weight_decay=optim.weight_decay, **settings)]
 
 
-def _split(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Groups for AdamW, and groups of the two-dimensional matrices inside the blocks for Muon."""
+class Muon(torch.optim.Muon):
+    """torch's Muon, which makes the update of a matrix that is spread over processes orthogonal in one piece.
+
+    torch's own step takes such matrices too, but with a dozen exchanges for each, whose partial sums are rounded to
+    bf16: updates are then 2 % off those of one process. Here the update is gathered once, and every process computes
+    the same.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        spread = [(p, p.grad, g) for g in self.param_groups for p in g["params"] if isinstance(p.grad, DTensor)]
+        for p, gradient, group in spread:
+            self._step_spread(p, gradient, group)
+            p.grad = None  # so that the step below leaves it out
+        super().step()
+        for p, gradient, _ in spread:
+            p.grad = gradient
+        return loss
+
+    def _step_spread(self, p: Any, gradient: DTensor, group: dict[str, Any]) -> None:
+        state, momentum = self.state[p], group["momentum"]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
+        mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        update: Any = gradient.lerp(mean, momentum) if group["nesterov"] else mean
+        whole = nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=p.device))
+        whole.grad = update.full_tensor()
+        kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+        # From zero, without momentum and decay, a step leaves the change alone.
+        torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **kept).step()
+        change = distribute_tensor(whole.detach(), p.device_mesh, p.placements, src_data_rank=None)
+        p.mul_(1 - group["lr"] * group["weight_decay"]).add_(change)
+
+
+def _split(groups: list[dict[str, Any]], scale: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Groups for AdamW, and for Muon those of the projections inside the blocks: `*_proj.weight` of two dimensions, so
+    no embedding, head, router or stack of experts. The learning rates of the latter are multiplied by `scale`.
+    """
     rest: list[dict[str, Any]] = []
     muon: list[dict[str, Any]] = []
     for group in groups:
         pairs = list(zip(group["names"], group["params"], strict=True))
-        inside = [
-            (name, p)
-            for name, p in pairs
-            if group["name"].startswith("matrices") and ".layers." in name and p.dim() == 2
+        taken = [
+            group["name"].startswith("matrices") and ".layers." in n and n.endswith("_proj.weight") and p.dim() == 2
+            for n, p in pairs
         ]
-        outside = [pair for pair in pairs if pair[0] not in {name for name, _ in inside}]
-        for place, kept, label in ((rest, outside, group["name"]), (muon, inside, f"{group['name']} (muon)")):
+        rates = {"lr": group["lr"] * scale, "lr_scale": group["lr_scale"] * scale}
+        for place, wanted, more in ((rest, False, {}), (muon, True, {"name": f"{group['name']} (muon)", **rates})):
+            kept = [pair for pair, take in zip(pairs, taken, strict=True) if take == wanted]
             if kept:
                 names, params = zip(*kept, strict=True)
-                place.append({**group, "name": label, "names": list(names), "params": list(params)})
+                place.append({**group, **more, "names": list(names), "params": list(params)})
     return rest, muon
 
 

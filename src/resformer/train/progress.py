@@ -68,11 +68,12 @@ class Reporter:
             )
             self._task = self._progress.add_task("", total=steps, completed=done, words="")
 
-    def step(self, step: int, *, loss: float, tokens_per_second: float) -> None:
-        """One optimizer step is done."""
+    def step(self, step: int, *, loss: float, tokens_per_second: float, mfu: float | None = None) -> None:
+        """One optimizer step is done; `mfu` is a share, 0..1."""
         now = time.monotonic()
         self._finished.append((now, step))
-        words = f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s  ETA {self._eta(step)}"
+        share = "" if mfu is None else f"  MFU {mfu:.1%}"
+        words = f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s{share}  ETA {self._eta(step)}"
         if self._progress is not None:
             self._progress.update(self._task, completed=step, words=words)
         elif now - self._shown >= self.every_seconds or step == self.steps:
