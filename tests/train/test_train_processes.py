@@ -111,6 +111,13 @@ def test_fifty_steps(config: Config, tmp_path: Path, variant: str, layout: str, 
     assert_close_runs(tmp_path / "one", tmp_path / "many")
 
 
+def test_muon_on_sharded_matrices(config: Config, tmp_path: Path) -> None:
+    alone = short(config, "learnable", **{"optim.matrices": "muon"})
+    train(alone, tmp_path / "one")
+    train_in(2, alone, tmp_path / "two")
+    assert_close_runs(tmp_path / "one", tmp_path / "two", tolerance=1e-4)  # it computes in bf16
+
+
 def test_checkpointing_and_background_saves(config: Config, tmp_path: Path) -> None:
     alone = short(config, "learnable", **{"train.checkpoint_every": 3})
     train(alone, tmp_path / "one")

@@ -175,7 +175,7 @@ class Fit:
             **self.usage.fields(speed),
         }
         self.log.write(row)
-        self.reporter.step(reading.step, loss=loss, tokens_per_second=speed)
+        self.reporter.step(reading.step, loss=loss, tokens_per_second=speed, mfu=row.get("mfu"))
 
     def judge(self, reading: Reading, state: TrainState) -> tuple[bool, float]:
         """Whether to leave a step out, and the running mean of the norm. Waits for the device."""

@@ -75,7 +75,7 @@ _ON_DEMAND = (
     *("train.steps", "train.batch_size", "train.validate_every", "train.validation_tokens"),
     *("optim.lr", "optim.start_lr", "optim.warmup_steps", "optim.min_lr_ratio", "optim.schedule", "optim.decay_share"),
     *("optim.weight_decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.grad_clip"),
-    *("optim.lambda_lr_scale", "optim.lr_scale"),
+    *("optim.lambda_lr_scale", "optim.lr_scale", "optim.muon_lr_scale", "optim.muon_momentum"),
 )
 
 
