@@ -189,7 +189,10 @@ def test_a_dead_process_ends_the_others(config: Config, tmp_path: Path) -> None:
     assert "is intact; start all of them again with --resume" in said
 
 
-def test_a_mistake_that_one_process_sees_ends_all(config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicate", [1, 2])
+def test_a_mistake_that_one_process_sees_ends_all(config: Config, tmp_path: Path, replicate: int) -> None:
+    config = edit(config, {"parallel.replicate": replicate})
+
     def work(rank: int) -> None:
         if rank == 1:
             loop.open_data = lambda *_, **__: (_ for _ in ()).throw(UserError("no corpus here"))  # type: ignore[assignment]

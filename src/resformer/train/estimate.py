@@ -14,9 +14,9 @@ from resformer.models.accounting import account
 from resformer.models.compat import enable_checkpointing
 from resformer.train.config import Config
 from resformer.train.loss import CPU_CHUNK_ROWS
+from resformer.train.usage import A100, H100_SXM
 
-# Dense bf16 multiply-add peaks, FLOP/s, of the makers' data sheets.
-PEAKS = {"A100": 312e12, "H100 or H200": 989e12}
+PEAKS = {"A100": A100, "H100 or H200": H100_SXM}
 MFU = 0.4
 STATES_BYTES = 16  # for each parameter: weight, gradient and two moments of AdamW, all fp32
 

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from resformer.errors import UserError
 from resformer.evaluate.loading import model_directory
 from resformer.models.groups import group_of
 from resformer.train import checkpoint, rundir
 from resformer.train.configure import from_toml
-from resformer.train.tensors import MODEL, described, model_tensors, quiet
+from resformer.train.tensors import MODEL, described, model_tensors, read_some
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -150,9 +148,7 @@ def _of_checkpoint(run: Path, directory: Path, state: checkpoint.TrainState) -> 
     sizes = {name.removeprefix(prefix): size for name, size in described(directory).items() if name.startswith(prefix)}
 
     def read(targets: Mapping[str, Tensor]) -> None:
-        with quiet(), torch.no_grad():
-            whole = {prefix + name: tensor for name, tensor in targets.items()}
-            dcp.load(whole, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
+        read_some(directory, {prefix + name: tensor for name, tensor in targets.items()}, None)
 
     return _Source(
         label=f"{run} (step {state.step})",

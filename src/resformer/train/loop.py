@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from resformer.errors import UserError
 from resformer.evaluate.loading import resolve_device
-from resformer.models import ResFormerConfig
+from resformer.models import ResFormerConfig, ResFormerForCausalLM
 from resformer.models.accounting import account
 from resformer.parallel import Layout, Ranks, parallelize, processes
 from resformer.parallel.ranks import lost_contact
@@ -104,10 +104,9 @@ def train(
             if ranks.device.type == "cpu":
                 keep_freed_memory()
             with numerics(config, ranks.device):
-                parts, described = ranks.together(lambda: _parts(config, out, ranks, notes, resume=resume))
-                with ranks.together(
-                    lambda: hold(out, resume=resume, overwrite=overwrite) if ranks.first else NoLog()
-                ) as log:
+                parts, described = _parts(config, out, ranks, notes, resume=resume)
+                held = ranks.together(lambda: hold(out, resume=resume, overwrite=overwrite) if ranks.first else NoLog())
+                with held as log:
                     state = TrainState(data_fingerprint=parts.dataset.fingerprint, versions=versions())
                     changed: dict[str, tuple[Any, Any]] = {}
                     if resume:
@@ -137,14 +136,22 @@ def _described(config: Config, dataset: Any) -> ResFormerConfig:
 
 
 def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume: bool) -> tuple[Parts, ResFormerConfig]:
-    """Corpus, model and optimizers, in every process."""
-    layout = Layout.of(ranks.size, shard=config.parallel.shard, replicate=config.parallel.replicate)
-    micro_batch_size(config, ranks.size)
-    dataset, sampler = open_data(config, verify=ranks.local_rank == 0)
-    described = _described(config, dataset)
-    model = build_model(config, described, ranks.device)
-    if config.train.init_from is not None and not resume:
-        load_initial(model, config.train.init_from, report=notes.append)
+    """Corpus, model and optimizers, in every process. What can go wrong in one alone comes before the first exchange,
+    in which the others would wait for it.
+    """
+
+    def alone() -> tuple[Layout, Any, Any, ResFormerConfig, ResFormerForCausalLM]:
+        layout = Layout.of(ranks.size, shard=config.parallel.shard, replicate=config.parallel.replicate)
+        micro_batch_size(config, ranks.size)
+        dataset, sampler = open_data(config, verify=ranks.local_rank == 0)
+        described = _described(config, dataset)
+        model = build_model(config, described, ranks.device)
+        if config.train.init_from is not None and not resume:
+            load_initial(model, config.train.init_from, report=notes.append)
+        sampler.batch(1)  # what cannot be read stops us before an older run is removed
+        return layout, dataset, sampler, described, model
+
+    layout, dataset, sampler, described, model = ranks.together(alone)
     parallelize(
         model,
         ranks,
@@ -153,15 +160,9 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         compile=config.train.compile,
         methods=(batch_losses,),
     )
-    sampler.batch(1)  # what cannot be read stops us before an older run is removed
+    optimizers = ranks.together(lambda: build_optimizers(model, config.optim))
     parts = Parts(
-        config=config,
-        out=out,
-        ranks=ranks,
-        dataset=dataset,
-        sampler=sampler,
-        model=model,
-        optimizers=build_optimizers(model, config.optim),
+        config=config, out=out, ranks=ranks, dataset=dataset, sampler=sampler, model=model, optimizers=optimizers
     )
     return parts, described
 

@@ -125,6 +125,11 @@ FAILURES = (OSError, SafetensorError, CheckpointException)
 
 def _read(directory: Path, tensors: dict[str, Tensor], found: Mapping[str, torch.Size], group: Any) -> None:
     require_same(directory, found, {name: tensor.shape for name, tensor in tensors.items()})
+    read_some(directory, tensors, group)
+
+
+def read_some(directory: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
+    """Fill these tensors from those of the same names, which must be there in the same shapes."""
     with quiet(), torch.no_grad():
         dcp.load(
             dict(tensors),

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+A100, H100_SXM = 312e12, 989.4e12
 PEAK_FLOPS = {
-    r"A100\b": 312e12,  # NVIDIA A100 data sheet: 312 TFLOPS BF16 without sparsity, PCIe and SXM
+    r"A100\b": A100,  # NVIDIA A100 data sheet: 312 TFLOPS BF16 without sparsity, PCIe and SXM
     r"H100 PCIe": 756e12,  # NVIDIA H100 data sheet: 1,513 TFLOPS BF16 with sparsity
-    r"H100 80GB HBM3$": 989.4e12,  # the same, SXM: 1,979 with sparsity
-    r"H200$": 989.4e12,  # NVIDIA H200 data sheet, SXM: 1,979 with sparsity
+    r"H100 80GB HBM3$": H100_SXM,  # the same, SXM: 1,979 with sparsity
+    r"H200$": H100_SXM,  # NVIDIA H200 data sheet, SXM: 1,979 with sparsity
 }
 """Dense bf16 FLOP/s by a pattern for the device's name; only devices whose number is beyond doubt."""
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from resformer.errors import UserError
 from resformer.train import checkpoint
+from resformer.train.rundir import CHECKPOINTS, CONFIG, METRICS, MODEL
 
-CONFIG, METRICS, MODEL, CHECKPOINTS = "config.toml", "metrics.jsonl", "model", "checkpoints"
 LOCKS = Path("/proc/locks")
 QUIET_SECONDS = 60.0
 """A run that has written no row for so long, and for ten steps, is called quiet."""
