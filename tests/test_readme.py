@@ -58,11 +58,22 @@ def make_run(path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path)
 
 
+def make_corpus(path: Path) -> None:
+    """A corpus where the documentation has one."""
+    from resformer.data import prepare
+
+    texts = path.parent / "wikipedia.jsonl"
+    texts.parent.mkdir(parents=True)
+    texts.write_text("".join(f'{{"text": "{f"article {i} " * 90}"}}\n' for i in range(99)))
+    prepare([texts], path, vocab_size=300, progress=False)
+
+
 def test_every_python_block_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks marked `py` need what a test has not, such as a server."""
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs/mine")
     make_run(tmp_path / "runs/mine/model")
+    make_corpus(tmp_path / "data/corpus")
     monkeypatch.setattr(registry, "_registered", {**{n: registry.get(n) for n in registry.names()}})
     count = 0
     for page in PAGES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -94,6 +95,13 @@ def show_corpus(found: Mapping[str, Any]) -> None:
         for name, domain in found["domains"].items()
     ]
     show("", ["domain", "weight", "documents", "training tokens", "validation tokens", "bytes per token"], rows)
+    steps = [0, 6, 9, 12, 15, 18, 64]  # powers of two; all of them do not fit a terminal
+    columns = ["under 64", "64 +", "512 +", "4,096 +", "32,768 +", "262,144 +"]
+    lengths = [
+        (name, *(sum(domain["lengths"]["histogram"][low:high]) for low, high in pairwise(steps)))
+        for name, domain in found["domains"].items()
+    ]
+    show("documents by their length in tokens", ["domain", *columns], lengths)
     print(f"fingerprint {found['fingerprint']}")
     for line in found["losses"]:
         print(line)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resformer.data import embedded, open_dataset, prepare, wheels
-from resformer.data.readers import Report
+from resformer.data.reading import Report
 from resformer.errors import UserError
 
 SOURCE = b'''"""Module text."""
@@ -99,7 +99,7 @@ def test_from_packages_alone_weights_are_renormalised(offline: None, tmp_path: P
 def test_nothing_is_imported() -> None:
     code = (
         "import sys; from resformer.data import embedded, open_dataset, prepare, inspect\n"
-        "from resformer.data.readers import Report\n"
+        "from resformer.data.reading import Report\n"
         "embedded.fetch = lambda wheel, say: None\n"
         "embedded.collect(Report(), max_bytes=200_000)\n"
         "print([m for m in ('torch', 'sympy', 'networkx', 'transformers') if m in sys.modules])"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -113,6 +114,28 @@ def test_samples_far_away_cost_nothing() -> None:
     table.locate(np.arange(10**15, 10**15 + 1000))
     mixture.permute(np.arange(1000), 10**12, mixture.round_keys(0, "a", 10**6))
     assert time.perf_counter() - start < 2
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(1, 500), min_size=1, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_table_is_tijdemans_rule_step_by_step(parts: dict[str, int]) -> None:
+    """The rule as it is written down: of the domains that are owed enough, the one whose debt is due first."""
+    table = mixture.table(parts)
+    weight, period = table.share.tolist(), len(table.choice)
+    scale, count = max(2 * len(parts) - 2, 1), [0] * len(parts)
+    for t in range(1, period + 1):
+        debts = [weight[s] * t - period * count[s] for s in range(len(parts))]
+        owed = [s for s, debt in enumerate(debts) if debt * scale >= period]
+        first = min(owed, key=lambda s: (Fraction((scale - 1) * period - scale * debts[s], weight[s]), s))
+        assert table.choice[t - 1] == first
+        count[first] += 1
+
+
+def test_a_table_of_any_number_of_domains_takes_milliseconds() -> None:
+    parts = mixture.quantise({f"domain {i}": 1 / (i + 1) for i in range(3000)})
+    start = time.process_time()
+    mixture.table(parts)
+    assert time.process_time() - start < 0.1
 
 
 @pytest.mark.parametrize("size", [1, 2])

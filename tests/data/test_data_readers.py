@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from resformer.data import readers
 from resformer.data.documents import clean, domain_name
-from resformer.data.readers import Report, file_domain, list_files, read
+from resformer.data.readers import file_domain, list_files
+from resformer.data.reading import Reading, Report, row_document
+from resformer.data.sources import list_sources
 from resformer.errors import UserError
 
 
@@ -19,16 +24,18 @@ def rows(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
-def documents(path: Path, mode: str = "error") -> tuple[list[tuple[str, str]], Report]:
-    report = Report(on_bad_line=mode)
-    return [(d.domain, d.text) for d in read(path, report)], report
+def documents(path: Path, mode: str = "error", **options: str) -> tuple[list[tuple[str, str]], Report]:
+    report, reading = Report(on_bad_line=mode), Reading(on_bad_line=mode, **options)
+    sources = list_sources([str(path)], reading, kind=None, token_dtype=None, max_bytes=None, report=report)
+    blocks = [block for source in sources for block in source.blocks()]
+    return [(d.domain, d.text) for block in blocks for d in block.documents(report)], report
 
 
 def zst(data: bytes) -> bytes:
     return pytest.importorskip("zstandard").ZstdCompressor().compress(data)
 
 
-COMPRESSORS = {"": lambda data: data, ".gz": gzip.compress, ".zst": zst}
+COMPRESSORS = {"": lambda data: data, ".gz": gzip.compress, ".zst": zst, ".xz": lzma.compress, ".bz2": bz2.compress}
 
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
@@ -139,12 +146,12 @@ def test_bad_line_is_an_error_with_file_and_line_or_is_counted(tmp_path: Path, b
     assert problem["sample"][0].startswith(f"{file}:3: ")
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
 def test_archive_cut_in_the_middle_keeps_what_was_readable_only_when_allowed(tmp_path: Path, suffix: str) -> None:
     import random
 
     generator = random.Random(1)
-    texts = ["".join(generator.choices("abcdefghij ", k=400)) for _ in range(2000)]
+    texts = ["".join(generator.choices("abcdefghij ", k=400)) for _ in range(6000)]
     whole = COMPRESSORS[suffix](rows(*texts))
     file = tmp_path / f"a.jsonl{suffix}"
     file.write_bytes(whole[: len(whole) // 2])
@@ -159,14 +166,14 @@ def test_archive_cut_in_the_middle_keeps_what_was_readable_only_when_allowed(tmp
 
 def test_skippable_frames_and_padding_are_passed_over(tmp_path: Path) -> None:
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
-    for suffix, between in ((".zst", skippable), (".gz", b"\0" * 700)):
+    for suffix, between in ((".zst", skippable), (".gz", b"\0" * 700), (".xz", b"\0" * 8)):
         pack = COMPRESSORS[suffix]
         file = tmp_path / f"a.jsonl{suffix}"
         file.write_bytes(pack(rows("one")) + between + pack(rows("two")) + between)
         assert [text for _, text in documents(file)[0]] == ["one", "two"]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
 def test_archive_with_broken_bytes(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a.jsonl{suffix}"
     file.write_bytes(b"this is no archive at all")
@@ -197,3 +204,56 @@ def test_unknown_file_type_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     with pytest.raises(UserError, match=r"cannot read the file type '\.xlsx'"):
         list_files(file)
+
+
+def test_text_and_domain_by_the_names_of_columns(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    lines = [
+        {"body": {"raw": "one"}, "kind": "News"},
+        {"body": '{"raw": "two"}', "kind": "law"},
+        {"body": {}, "kind": 3},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    got, report = documents(file, "skip", text_column="body.raw", domain_from="kind")
+    assert got == [("news", "one"), ("law", "two")]
+    assert report.problems[str(file)]["sample"] == [
+        f"{file}:3: expected a string in the field 'body.raw', got keys ['body', 'kind']"
+    ]
+    with pytest.raises(ValueError, match="expected the domain's name in the field 'kind', got 3"):
+        row_document({"text": "x", "kind": 3}, domain="a", name="", reading=Reading(domain_from="kind"))
+    row = {"text": "x", "meta": {"redpajama_set_name": "RedPajamaC4"}}
+    assert row_document(row, domain="a", name="", reading=Reading(domain_from="file")).domain == "a"
+    assert row_document({"a.b": "x"}, domain="a", name="", reading=Reading(text_column="a.b")).text == "x"
+
+
+def test_a_long_file_is_read_in_ranges_with_the_right_line_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.jsonl"
+    texts = [f"document {i} " + "x" * (i % 90) for i in range(300)]
+    lines = rows(*texts).splitlines(keepends=True)
+    lines[211] = b"broken\n"
+    for ending in (b"", b"\n"):
+        file.write_bytes(b"".join(lines).rstrip(b"\n") + ending)
+        expected, whole = documents(file, "skip")
+        for length in (1, 97, 1000, 5000):
+            monkeypatch.setattr("resformer.data.sources._RANGE_BYTES", length)
+            monkeypatch.setattr("resformer.data.sources._GROUP_BYTES", 0)
+            monkeypatch.setattr(readers, "BLOCK_BYTES", 50)
+            if length == 1:
+                monkeypatch.setattr("resformer.data.sources._RANGE_BYTES", 13)
+            got, report = documents(file, "skip")
+            assert got == expected and len(got) == 299
+            assert report.problems == whole.problems
+            monkeypatch.undo()
+    assert whole.problems[str(file)]["sample"][0].startswith(f"{file}:212: ")
+
+
+def test_patterns_and_small_files_in_order(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/10.txt", "a/x.txt", "a/y.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert [text for _, text in documents(tmp_path / "*" / "*.txt")[0]] == ["a/x.txt", "b/10.txt", "b/2.txt"]
+    assert [text for _, text in documents(tmp_path / "**")[0]] == ["a/x.txt", "a/y.md", "b/10.txt", "b/2.txt"]
+    with pytest.raises(UserError, match="no file matches the pattern"):
+        documents(tmp_path / "*.json")

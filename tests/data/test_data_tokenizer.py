@@ -58,7 +58,7 @@ def test_decoding_gives_the_text_back(vocabulary: tokenizer.Vocabulary, text: st
 
 def test_vocabulary_comes_from_training_documents_alone(build: Callable[..., Path], tmp_path: Path) -> None:
     candidates = [f"number {i} " + "qzjqzj " * 40 for i in range(200)]
-    held_out = [text for text in candidates if draw(text_hash(text.encode()), 0)[0] < 0.3 * 2**64]
+    held_out = [text for text in candidates if draw(text_hash(text.encode()), 0) < 0.3 * 2**64]
     assert len(held_out) > 20
     file = write_rows(tmp_path / "a.jsonl", [*held_out, *(f"plain text of document {i}" for i in range(100))])
     dataset = open_dataset(build([file], validation_share=0.3))
@@ -75,7 +75,7 @@ def test_end_of_text_written_in_a_document_stays_text(build: Callable[..., Path]
         stream = dataset.stream(split, "in")
         ends = dataset.document_table(split, "in")[:, 0].astype(int).tolist()
         # The id stands exactly where documents end, nowhere else.
-        assert np.flatnonzero(stream == dataset.eos_token_id).tolist() == [end - 1 for end in ends]
+        assert np.flatnonzero(stream[:] == dataset.eos_token_id).tolist() == [end - 1 for end in ends]
         for start, end in zip([0, *ends], ends, strict=False):
             documents[dataset.vocabulary.decode(stream[start : end - 1])] = split
     assert nasty in documents
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_tokenizer_is_named_before_the_corpus_is_read(
     def never(*_: object) -> None:
         raise AssertionError("the corpus was read first")
 
-    monkeypatch.setattr("resformer.data.build.read", never)
+    monkeypatch.setattr("resformer.data.build._sources", never)
     file = source / "book.jsonl"
     with pytest.raises(UserError, match=f"^--tokenizer {file}: not a tokenizer"):
         build([source], tokenizer=file)

@@ -23,7 +23,8 @@ def evaluate(
 ) -> None:
     """Measure loss, perplexity and bits per byte on the validation text, by domain.
 
-    The result is printed and written to eval.json in MODEL's directory.
+    The result is printed and written to eval.json in MODEL's directory. A run that kept documents apart
+    (data.document_mask) is measured like that.
 
     Args:
         model: A run directory, an exported directory or a hub name.
@@ -59,9 +60,18 @@ def evaluate(
         sequence_length=sequence_length if sequence_length is not None else min(positions, 2048),
         batch_size=batch_size,
         max_tokens=max_tokens,
+        document_mask=_apart(model),
         device=loaded.device,
     )
     tables.show_evaluation(model, result)
     if target is not None:
         write_json(target, {"model": model, "data": str(data), "data_fingerprint": dataset.fingerprint, **result})
         print(f"written: {target}")
+
+
+def _apart(model: str) -> bool:
+    """Whether a model is a run that kept the documents of a sequence apart."""
+    from resformer.train.configure import from_toml
+
+    config = Path(model) / "config.toml"
+    return config.is_file() and from_toml(config).data.document_mask

@@ -11,6 +11,10 @@ import hashlib
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BOM = chr(0xFEFF)
@@ -19,11 +23,15 @@ _LINE_SEPARATOR = chr(0x2028)
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document: `text`, the `domain` it belongs to, and `name` (file, file:line, title) for messages."""
+    """One document: `text`, the `domain` it belongs to, and `name` (file, file:line, title) for messages.
+
+    `ids` (int64 `[n]`, without end-of-text) are given where it comes tokenised; its text is "" then.
+    """
 
     text: str
     domain: str
     name: str
+    ids: np.ndarray | None = None
 
 
 def clean(text: str, counts: Counter[str]) -> str:
@@ -50,16 +58,13 @@ def text_hash(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def draw(identity: bytes, split_seed: int) -> tuple[int, int]:
-    """Two independent uniform numbers in [0, 2^64), functions of a document's text and the split seed alone: (rank,
-    order).
+def draw(identity: bytes, split_seed: int) -> int:
+    """The rank of a document, uniform in [0, 2^64): a function of its text and the split seed alone.
 
     A document with `rank < validation_share * 2^64` is a validation document. Equal texts have equal ranks, so exact
-    duplicates cannot straddle the split whatever the order of the input. `order` is where it stands in its shard, so
-    that any prefix of a split is a random sample of it.
+    duplicates cannot straddle the split whatever the order of the input.
     """
-    digest = hashlib.sha256(b"split %d " % split_seed + identity).digest()
-    return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
+    return int.from_bytes(hashlib.sha256(b"split %d " % split_seed + identity).digest()[:8], "big")
 
 
 def domain_name(raw: str) -> str:

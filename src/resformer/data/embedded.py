@@ -30,7 +30,7 @@ from typing import Any
 
 from resformer.data.console import say
 from resformer.data.documents import Document
-from resformer.data.readers import Report
+from resformer.data.reading import Report
 from resformer.data.wheels import WHEELS, Wheel, fetch, read_articles, read_chapters
 from resformer.errors import UserError
 

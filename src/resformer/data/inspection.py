@@ -19,7 +19,8 @@ def inspect(directory: str | Path, verify: str = "full", *, samples: int = 1, se
     raises UserError).
 
     "losses" says in lines what the build left out. Per domain: weight, documents, tokens, bytes and bytes per token,
-    in all and by split, the readers' counts, and `samples` decoded beginnings of training documents, chosen by `seed`.
+    in all and by split, the readers' counts, `samples` decoded beginnings of training documents, chosen by `seed`, and
+    the lengths of the documents in tokens (`_lengths`).
     """
     dataset = open_dataset(directory, verify=verify)
     domains: dict[str, Any] = {}
@@ -36,6 +37,7 @@ def inspect(directory: str | Path, verify: str = "full", *, samples: int = 1, se
             "weight": dataset.weights[name],
             **total,
             "bytes_per_token": _ratio(total),
+            "lengths": _lengths(entry["splits"]),
             "splits": splits,
             "counts": entry["counts"],
             "samples": _samples(dataset, name, samples, seed),
@@ -59,6 +61,19 @@ def inspect(directory: str | Path, verify: str = "full", *, samples: int = 1, se
 
 def _ratio(part: dict[str, Any]) -> float | None:
     return part["bytes"] / part["tokens"] if part["tokens"] else None
+
+
+def _lengths(splits: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of the documents, end-of-text included: how many have 2^i to 2^(i+1) - 1, and the i of the median."""
+    histograms = [part["length_histogram"] for part in splits.values()]
+    counts = [sum(h[i] for h in histograms if i < len(h)) for i in range(max(map(len, histograms)))]
+    half, seen, median = sum(counts) / 2, 0, 0
+    for i, count in enumerate(counts):
+        seen += count
+        if seen >= half:
+            median = i
+            break
+    return {"histogram": counts, "median_power": median}
 
 
 def _samples(dataset: Dataset, domain: str, count: int, seed: int) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ _BAD = {
 _LEFT_OUT = {
     "duplicate": ("exact duplicate", "exact duplicates"),
     "empty": ("empty document", "empty documents"),
-    "left_out_by_max_bytes": ("document over --max-bytes", "documents over --max-bytes"),
 }
 
 
@@ -35,6 +34,9 @@ def losses(index: Mapping[str, Any]) -> list[str]:
     skipped = _counted(readers["totals"], _BAD)
     if skipped:
         lines.append(f"skipped in all: {skipped}")
+    cut = readers["totals"].get("inputs_cut_by_max_bytes", 0)
+    if cut:
+        lines.append(f"--max-bytes: of {cut:,} input{'s' * (cut > 1)} only the beginning was taken")
     passed = readers["passed_over_suffixes"]
     if passed:
         named = ", ".join(f"{suffix} {count:,}" for suffix, count in passed.items())

@@ -6,6 +6,7 @@ Shape legend: S = domains with a weight, P = period of the table, n = samples as
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -48,7 +49,6 @@ class Table:
     choice: np.ndarray
     rank: np.ndarray
     share: np.ndarray
-    before: np.ndarray  # [P + 1, S]: samples of each domain among the first p
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Global sample indices `[n]` -> (domain `[n]`, how many samples of that domain came before `[n]`)."""
@@ -59,7 +59,7 @@ class Table:
     def consumed(self, samples: int) -> np.ndarray:
         """Samples of each domain among the first `samples`, int64 `[S]`."""
         period, place = divmod(samples, len(self.choice))
-        return period * self.share + self.before[place]
+        return period * self.share + np.bincount(self.choice[:place], minlength=len(self.share))
 
 
 def table(parts: dict[str, int]) -> Table:
@@ -67,31 +67,38 @@ def table(parts: dict[str, int]) -> Table:
     Discrete Math. 32, 1980).
 
     After t samples each domain has had its share t * weight to within 1 - 1/(2S - 2) < 1, the best bound there is.
+
+    The rule: among the domains that are owed enough, take the one whose debt reaches its bound first. Sample j of a
+    domain is owed enough from a time on and reaches its bound at a time, neither of which depends on what else was
+    taken; so it is scheduling by the earliest deadline, O(P log S): 10,000 samples of any number of domains take about
+    10 ms.
     """
     names = tuple(sorted(parts))
     divisor = math.gcd(*parts.values())
-    weight = [parts[name] // divisor for name in names]
-    period, size = sum(weight), len(names)
-    count = [0] * size
-    choice, rank = np.zeros(period, np.int64), np.zeros(period, np.int64)
-    before = np.zeros((period + 1, size), np.int64)
-    scale = max(2 * size - 2, 1)
-    for t in range(1, period + 1):
-        best, best_slack = -1, 0
-        for s in range(size):
-            debt = weight[s] * t - period * count[s]  # `period` times what domain s is owed after t samples
-            if debt * scale < period:
-                continue
-            # The time until the debt reaches its bound is slack / weight; compared by cross products, exact in
-            # integers.
-            slack = (scale - 1) * period - scale * debt
-            if best < 0 or slack * weight[best] < best_slack * weight[s]:
-                best, best_slack = s, slack
-        assert best >= 0, "Tijdeman's rule always has a candidate"
-        choice[t - 1], rank[t - 1] = best, count[best]
-        count[best] += 1
-        before[t] = count
-    return Table(names=names, choice=choice, rank=rank, share=np.asarray(weight, np.int64), before=before)
+    weight = np.array([parts[name] // divisor for name in names], np.int64)
+    period, scale = int(weight.sum()), max(2 * len(names) - 2, 1)
+    assert period <= RESOLUTION, "larger deadlines would not be exact in float64"
+    domain = np.repeat(np.arange(len(names)), weight)  # one entry for each sample of the period, by domain
+    count = np.arange(period) - np.repeat(np.cumsum(weight) - weight, weight)
+    # weight * t - period * count, `period` times what a domain is owed after t samples, must be period / scale or more.
+    release = -(-period * (scale * count + 1) // (scale * weight[domain]))
+    # Different deadlines differ by 1 / RESOLUTION^2 at least, which float64 resolves; equal ones are equal to the bit.
+    deadline = (scale * (count + 1) - 1) / weight[domain]
+    by_deadline = np.lexsort((domain, deadline))
+    urgency = np.empty(period, np.int64)
+    urgency[by_deadline] = np.arange(period)
+    by_release = np.argsort(release, kind="stable")
+    first = np.searchsorted(release[by_release], np.arange(1, period + 2)).tolist()
+    waiting, order = urgency[by_release].tolist(), []
+    heap: list[int] = waiting[: first[0]]
+    heapq.heapify(heap)
+    for t in range(period):
+        for rank in waiting[first[t] : first[t + 1]]:
+            heapq.heappush(heap, rank)
+        assert heap, "Tijdeman's rule always has a candidate"
+        order.append(heapq.heappop(heap))
+    taken = by_deadline[np.array(order)]
+    return Table(names=names, choice=domain[taken], rank=count[taken], share=weight)
 
 
 def round_keys(seed: int, domain: str, epoch: int) -> np.ndarray:

@@ -1,28 +1,16 @@
-"""Putting a finished corpus in its place: a working directory beside it, one rename, and care for what is already
-there.
-"""
+"""Putting a finished corpus in its place: one rename, and care for what is already there."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
 import json
 import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from resformer.data import shards
-from resformer.data.guard import FULL
 from resformer.errors import UserError
 
 LOCK = ".lock"
-_UNLOCKED_SECONDS = 60
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -55,8 +43,7 @@ def already_there(target: Path, settings: dict[str, Any], overwrite: bool) -> bo
     )
     if different:
         pairs = "; ".join(
-            f"{_flag(key)}: {_short(index['settings'].get(key))}, asked {_short(settings.get(key))}"
-            for key in different
+            f"{flag(key)}: {short(index['settings'].get(key))}, asked {short(settings.get(key))}" for key in different
         )
         raise UserError(
             f"{target}: already prepared with other settings ({pairs}); pass --overwrite or choose another --out"
@@ -78,30 +65,6 @@ def _refuse_foreign(file: Path) -> None:
         )
 
 
-@contextmanager
-def workplace(target: Path) -> Iterator[Path]:
-    """A locked directory beside `target` to build in, removed at the end."""
-    parent = target.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise UserError(
-            f"{target}: cannot be written ({error.strerror}: {error.filename}); choose another --out"
-        ) from error
-    # Locked before it has its name, so that nobody can meet it unlocked.
-    with open(work / (LOCK + ".new"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, work / LOCK)
-        os.chmod(work, 0o777 & ~_umask())
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-
 def publish(work: Path, target: Path, settings: dict[str, Any], overwrite: bool) -> bool:
     """Move a finished build to `target`; False when another process has put the same corpus there meanwhile.
 
@@ -111,7 +74,6 @@ def publish(work: Path, target: Path, settings: dict[str, Any], overwrite: bool)
     if not target.exists() or not any(target.iterdir()):
         try:
             os.rename(work, target)
-            (target / LOCK).unlink()  # not before: a build that is killed here is found by its lock
             _sync(target.absolute().parent)
             return True
         except OSError:
@@ -127,7 +89,7 @@ def publish(work: Path, target: Path, settings: dict[str, Any], overwrite: bool)
     (target / shards.INDEX).unlink(missing_ok=True)
     for name in old:
         (target / name).unlink(missing_ok=True)
-    files = (p.relative_to(work) for p in work.rglob("*") if p.is_file() and p != work / LOCK)
+    files = (p.relative_to(work) for p in work.rglob("*") if p.is_file())
     new = sorted(files, key=lambda p: (p.name == shards.INDEX, p))
     for relative in new:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -146,25 +108,8 @@ def _listed(target: Path) -> list[str]:
     return [name for name in names if (target / name).resolve().is_relative_to(root)]
 
 
-def remove_leftovers(target: Path) -> None:
-    """Remove the working directories of builds of `target` whose process is gone: their lock is free.
-
-    One without a lock was killed while it was made or removed; it counts as dead after a minute.
-    """
-    for leftover in target.absolute().parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        try:
-            with open(leftover / LOCK, "r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(leftover, ignore_errors=True)
-        except FileNotFoundError:
-            with contextlib.suppress(OSError):
-                if time.time() - leftover.stat().st_mtime > _UNLOCKED_SECONDS:
-                    shutil.rmtree(leftover, ignore_errors=True)
-        except OSError:
-            continue  # alive, or not ours
-
-
-def _umask() -> int:
+def umask() -> int:
+    """The mode bits that new files of this process do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -178,10 +123,12 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _flag(key: str) -> str:
+def flag(key: str) -> str:
+    """The flag of the command that a setting comes from."""
     return "--input" if key == "inputs" else f"--{key.replace('_', '-')}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A setting for a message."""
     text = "none" if value is None else str(value)
     return text if len(text) <= 24 else text[:12]

@@ -1,9 +1,10 @@
 """The prepared corpus on disk, and its checks.
 
     index.json                  what is here: dtype, vocabulary, tokenizer, special-token policy, counts, checksums
-    tokenizer.json, tokenizer_config.json manifest.json               where the text comes from shards/D.S.bin
-    token ids of domain D, split S ("train", "validation"), little-endian uint16 or uint32, no header;
-                                each document ends with the end-of-text id
+    tokenizer.json, tokenizer_config.json
+    manifest.json               where the text comes from
+    shards/D.S.00000.bin ...    token ids of domain D, split S ("train", "validation"), little-endian uint16 or uint32,
+                                no header; documents in the order of the input, each ended by the end-of-text id
     shards/D.S.docs.npy         uint64 [documents, 3]: token end, byte end (both cumulative), identity of the text
 
 Nothing is pickled. Every file's size and sha256 is in the index, and the index carries a checksum of itself.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from resformer.errors import UserError, did_you_mean
 
 INDEX = "index.json"
 FORMAT = "resformer-shards"
-VERSION = 1
+VERSION = 2
+SHARD_BYTES = 1 << 29
 SPLITS = ("train", "validation")
 VERIFY = ("full", "sample", "none")
 SPECIAL_TOKENS = (
@@ -40,53 +43,132 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 class ShardWriter:
-    """Writes one domain's split: `add` documents, then `close` for its index entry."""
+    """Writes one split of a domain, in files of at most `SHARD_BYTES` (a document is never cut), and its document
+    table, whose length is known before.
+    """
 
-    def __init__(self, root: Path, domain: str, split: str, *, vocab_size: int, eos_token_id: int) -> None:
-        self.shard, self.documents = f"shards/{domain}.{split}.bin", f"shards/{domain}.{split}.docs.npy"
-        self._root, self._vocab_size, self._dtype = root, vocab_size, dtype_for(vocab_size)
-        self._end = np.array([eos_token_id], dtype=self._dtype)
-        self._rows: list[tuple[int, int, int]] = []
-        self._tokens = self._bytes = 0
+    def __init__(self, root: Path, domain: str, split: str, *, documents: int, dtype: np.dtype) -> None:
+        self._root, self._name, self._dtype = root, f"shards/{domain}.{split}", dtype
+        self._files: list[dict[str, Any]] = []
+        self._handle: Any = None
+        self._documents = self._tokens = self._bytes = 0
+        self._lengths = np.zeros(64, np.int64)
         (root / "shards").mkdir(exist_ok=True)
-        self._handle = open(root / self.shard, "wb")  # noqa: SIM115 - closed by close()
+        table = root / f"{self._name}.docs.npy"
+        self._table = open(table, "wb")  # noqa: SIM115 - closed by close()
+        header = {"descr": "<u8", "fortran_order": False, "shape": (documents, 3)}
+        np.lib.format.write_array_header_1_0(self._table, header)
+        self._expected = documents
 
-    def add(self, ids: np.ndarray, byte_count: int, identity: int) -> None:
-        """Append one document (ids `[n]` int64 without end-of-text, its raw UTF-8 bytes, the first 64 bits of its
-        text hash).
+    def add(self, ids: np.ndarray, tokens: np.ndarray, sizes: np.ndarray, identities: np.ndarray) -> None:
+        """Append consecutive documents: their ids `[sum of tokens]`, end-of-text included, and per document `[n]` its
+        tokens, its raw UTF-8 bytes and the first 64 bits of its text's hash.
         """
-        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
-            raise ValueError(
-                f"{self.shard}: token id {int(ids.max())} does not fit the vocabulary of {self._vocab_size}"
-            )
-        self._handle.write(ids.astype(self._dtype).tobytes())
-        self._handle.write(self._end.tobytes())
-        self._tokens += len(ids) + 1
-        self._bytes += byte_count
-        self._rows.append((self._tokens, self._bytes, identity))
+        ends = np.cumsum(tokens.astype(np.uint64))
+        rows = np.empty((len(tokens), 3), dtype="<u8")
+        rows[:, 0], rows[:, 1], rows[:, 2] = ends + self._tokens, np.cumsum(sizes) + self._bytes, identities
+        self._table.write(rows.tobytes())
+        start = 0
+        for stop in self._cuts(ends):
+            self._handle.write(np.ascontiguousarray(ids[start:stop], dtype=self._dtype).data)
+            self._files[-1]["tokens"] += stop - start
+            start = stop
+        self._documents += len(tokens)
+        self._tokens += int(ends[-1]) if len(ends) else 0
+        self._bytes += int(sizes.sum())
+        self._lengths += np.bincount(np.log2(np.maximum(tokens, 1)).astype(np.int64), minlength=64)
+
+    def _cuts(self, ends: np.ndarray) -> Iterator[int]:
+        """Ends of what goes into one file each, which is open then."""
+        most, done = SHARD_BYTES // self._dtype.itemsize, 0
+        while done < (int(ends[-1]) if len(ends) else 0):
+            room = most - self._files[-1]["tokens"] if self._files else 0
+            fits = int(np.searchsorted(ends, done + room, side="right"))
+            stop = int(ends[fits - 1]) if fits else 0
+            if stop <= done:  # not even one: a new file, which takes one document of any length
+                self._open()
+                fits = int(np.searchsorted(ends, done + most, side="right"))
+                stop = int(ends[fits - 1]) if fits else 0
+                if stop <= done:
+                    stop = int(ends[np.searchsorted(ends, done, side="right")])
+            yield stop
+            done = stop
+
+    def _open(self) -> None:
+        self._shut()
+        file = f"{self._name}.{len(self._files):05d}.bin"
+        self._handle = open(self._root / file, "wb")  # noqa: SIM115 - closed by _shut()
+        self._files.append({"file": file, "tokens": 0})
+
+    def _shut(self) -> None:
+        if self._handle is not None:
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+            self._handle.close()
+            self._handle = None
 
     def close(self) -> dict[str, Any]:
         """Flush to the disk; the entry for index.json."""
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
-        self._handle.close()
-        table = np.array(self._rows, dtype="<u8").reshape(-1, 3)
-        with open(self._root / self.documents, "wb") as handle:
-            np.lib.format.write_array(handle, table, allow_pickle=False)
-            handle.flush()
-            os.fsync(handle.fileno())
+        assert self._documents == self._expected, f"{self._name}: {self._documents} documents, not {self._expected}"
+        self._shut()
+        self._table.flush()
+        os.fsync(self._table.fileno())
+        self._table.close()
+        last = int(np.flatnonzero(self._lengths)[-1]) + 1 if self._lengths.any() else 0
         return {
-            "documents": len(self._rows),
+            "documents": self._documents,
             "tokens": self._tokens,
             "bytes": self._bytes,
-            "shard": self.shard,
-            "document_table": self.documents,
+            "length_histogram": self._lengths[:last].tolist(),
+            "shards": self._files,
+            "document_table": f"{self._name}.docs.npy",
         }
 
 
-def read_table(root: Path, entry: dict[str, Any]) -> np.ndarray:
-    """The document table of a split, int64-safe uint64 `[documents, 3]`."""
-    file = root / entry["document_table"]
+class Stream:
+    """The token ids of a split, files after one another: `len()`, and slices that are arrays of the shards' dtype.
+
+    Files are memory-mapped when they are first touched, so that opening a large corpus, or one that lies elsewhere,
+    costs nothing.
+    """
+
+    def __init__(self, entry: dict[str, Any], dtype: np.dtype, place: Callable[[str], Path]) -> None:
+        self.dtype, self._place = dtype, place
+        self._names = [shard["file"] for shard in entry["shards"]]
+        self._sizes = [int(shard["tokens"]) for shard in entry["shards"]]
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.int64)
+        self._maps: list[np.ndarray | None] = [None] * len(self._names)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __getitem__(self, which: slice) -> np.ndarray:
+        start, stop, step = which.indices(len(self))
+        assert step == 1, "a stream has slices without steps"
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            end = min(stop, int(self._starts[first + 1]))
+            parts.append(self._map(first)[start - self._starts[first] : end - self._starts[first]])
+            start, first = end, first + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def _map(self, number: int) -> np.ndarray:
+        found = self._maps[number]
+        if found is None:
+            file = self._place(self._names[number])
+            found = np.memmap(file, dtype=self.dtype, mode="r", shape=(self._sizes[number],))
+            self._maps[number] = found
+        return found
+
+
+def read_table(file: Path, entry: dict[str, Any]) -> np.ndarray:
+    """The document table of a split, uint64 `[documents, 3]`."""
     try:
         with open(file, "rb") as handle:
             table = np.lib.format.read_array(handle, allow_pickle=False)
@@ -104,14 +186,6 @@ def read_table(root: Path, entry: dict[str, Any]) -> np.ndarray:
             f"{entry['bytes']}; prepare the corpus again"
         )
     return table
-
-
-def read_ids(root: Path, index: dict[str, Any], entry: dict[str, Any]) -> np.ndarray:
-    """The token ids of a split, memory-mapped `[tokens]`."""
-    dtype = np.dtype(index["dtype"])
-    if entry["tokens"] == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(root / entry["shard"], dtype=dtype, mode="r", shape=(entry["tokens"],))
 
 
 def file_entry(file: Path) -> dict[str, Any]:
@@ -188,28 +262,28 @@ def verify(root: Path, index: dict[str, Any], how: str) -> None:
     seen: dict[str, np.ndarray] = {}
     for domain in index["domains"].values():
         for split, entry in domain["splits"].items():
-            check_ids(root, index, entry, whole=how == "full", skip=how == "none")
+            if how != "none":
+                check_ids(root, index, entry, whole=how == "full")
             if how == "full":
-                seen[split] = np.concatenate([seen.get(split, np.zeros(0, "<u8")), read_table(root, entry)[:, 2]])
+                table = read_table(root / entry["document_table"], entry)
+                seen[split] = np.concatenate([seen.get(split, np.zeros(0, "<u8")), table[:, 2]])
     if how == "full" and all(split in seen for split in SPLITS):
         check_overlap(root, seen["train"], seen["validation"])
 
 
-def check_ids(root: Path, index: dict[str, Any], entry: dict[str, Any], *, whole: bool, skip: bool = False) -> None:
+def check_ids(root: Path, index: dict[str, Any], entry: dict[str, Any], *, whole: bool) -> None:
     """UserError when a shard holds an id that the vocabulary does not."""
-    if skip or not entry["tokens"]:
-        return
-    ids = read_ids(root, index, entry)
-    block = _BLOCK_BYTES // ids.dtype.itemsize
-    starts = range(0, len(ids), block) if whole else _block_starts(len(ids), block)
-    for start in starts:
-        largest = int(ids[start : start + block].max())
-        if largest >= index["vocab_size"]:
-            raise UserError(
-                f"{root / entry['shard']}: holds token id {largest}, the vocabulary has {index['vocab_size']} (ids 0 "
-                f"to {index['vocab_size'] - 1}); "
-                "prepare the corpus again with the tokenizer that is to be used"
-            )
+    dtype = np.dtype(index["dtype"])
+    block = _BLOCK_BYTES // dtype.itemsize
+    for shard in entry["shards"]:
+        ids = np.memmap(root / shard["file"], dtype=dtype, mode="r", shape=(shard["tokens"],))
+        for start in range(0, len(ids), block) if whole else _block_starts(len(ids), block):
+            largest = int(ids[start : start + block].max())
+            if largest >= index["vocab_size"]:
+                raise UserError(
+                    f"{root / shard['file']}: holds token id {largest}, the vocabulary has {index['vocab_size']} (ids "
+                    f"0 to {index['vocab_size'] - 1}); prepare the corpus again with the tokenizer that is to be used"
+                )
 
 
 def check_overlap(root: Path, train: np.ndarray, validation: np.ndarray) -> None:

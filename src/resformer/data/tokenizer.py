@@ -7,10 +7,14 @@ in a shard only where a document ends.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +25,10 @@ from resformer.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+FILES = ("tokenizer.json", "tokenizer_config.json")
 END_OF_TEXT = "<|endoftext|>"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # of somebody: "gpt2" may as well be a misspelt directory
+_LOCAL = ("NFC", "NFD", "NFKC", "NFKD")  # normalizers that change no character because of one beyond a line end
 # Tried in this order when neither tokenizer_config.json nor special_tokens_map.json names the end-of-text token.
 _USUAL_END = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
@@ -42,10 +49,12 @@ class Vocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text (int64), without any special token."""
+        if not texts:
+            return []
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
         for i, text in enumerate(texts):
-            if (ids[i] == self.eos_token_id).any():
+            if self.eos_token in text and (ids[i] == self.eos_token_id).any():
                 ids[i] = self._encode_in_pieces(text)
         return ids
 
@@ -59,15 +68,25 @@ class Vocabulary:
         pieces = [tail * (i > 0) + part + head * (i + 1 < len(parts)) for i, part in enumerate(parts)]
         encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         ids = np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
-        if (ids == self.eos_token_id).any():
-            raise UserError(
-                f"tokenizer: writes its end-of-text token {self.eos_token!r} for ordinary text; take another"
-            )
         return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`, special tokens included."""
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    @cached_property
+    def cuts_safely(self) -> bool:
+        """Whether a text can be encoded in pieces (`encode.cut_safely`): words are encoded each by itself, and
+        nothing is put in front of a text.
+        """
+        probe = [["one two\n", "three  four"], ["{}\n", "x"], ["1.\n", "2"], ["a\n", "'s"], ["one", " two"]]
+        normalizer = self.tokenizer.normalizer
+        if self.tokenizer.pre_tokenizer is None or not (normalizer is None or type(normalizer).__name__ in _LOCAL):
+            return False
+        return all(
+            np.concatenate(self.encode(pieces)).tolist() == self.encode(["".join(pieces)])[0].tolist()
+            for pieces in probe
+        )
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each id stands for, int64 `[vocab_size]`; the end-of-text token stands for none.
@@ -115,14 +134,22 @@ def check_vocab_size(vocab_size: int) -> None:
 
 def write_trained(tokenizer_json: str, directory: Path) -> None:
     """Write the two files that `AutoTokenizer.from_pretrained(directory)` needs."""
-    (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write(directory, tokenizer_json.encode("utf-8"), config)
+
+
+def _write(directory: Path, tokenizer_json: bytes, config: dict[str, Any]) -> None:
+    """Both files, each there as a whole, tokenizer.json last."""
+    config_json = (json.dumps(config, indent=2) + "\n").encode()
+    for name, data in (("tokenizer_config.json", config_json), ("tokenizer.json", tokenizer_json)):
+        waiting = directory / f".{name}.{os.getpid()}"
+        waiting.write_bytes(data)
+        os.replace(waiting, directory / name)
 
 
 def read_existing(source: Path) -> tuple[Path, dict[str, Any]]:
@@ -149,8 +176,30 @@ def read_existing(source: Path) -> tuple[Path, dict[str, Any]]:
 def copy_existing(source: Path, directory: Path) -> None:
     """Copy a user's tokenizer byte for byte; write a tokenizer_config.json that names its end-of-text token."""
     file, config = read_existing(source)
-    (directory / "tokenizer.json").write_bytes(file.read_bytes())
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write(directory, file.read_bytes(), config)
+
+
+def find(source: str | Path) -> Path:
+    """The tokenizer.json, or the directory with one, that a user's --tokenizer means: a path, or a name on the hub."""
+    path = Path(source)
+    if path.exists() or not _HUB_NAME.fullmatch(str(source)):
+        locate(path)
+        return path
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        file = hf_hub_download(str(source), "tokenizer.json")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"--tokenizer: there is no file or directory '{source}', and no tokenizer.json of that name came from the "
+            f"hub ({reason}); expected the path of a tokenizer.json, of a directory that holds one, or a hub name"
+        ) from error
+    for other in ("tokenizer_config.json", "special_tokens_map.json"):
+        with contextlib.suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
+            hf_hub_download(str(source), other)
+    return Path(file).parent
 
 
 def locate(source: Path) -> Path:

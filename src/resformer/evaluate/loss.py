@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from resformer.errors import UserError
+from resformer.models import ResFormerModel
 from resformer.parallel.ranks import Ranks
 
 
@@ -30,6 +31,7 @@ def evaluate(
     sequence_length: int,
     batch_size: int,
     max_tokens: int | None = None,
+    document_mask: bool = False,
     device: torch.device | str | None = None,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
@@ -44,7 +46,10 @@ def evaluate(
         dataset: what `resformer.data.open_dataset` returns.
         sequence_length: tokens per window.
         batch_size: windows per forward pass.
-        max_tokens: tokens to score per domain, the first windows of it; none = all.
+        max_tokens: tokens to score per domain, of documents in the order of their hash; none = all.
+        document_mask: keep documents apart, as training with `data.document_mask` does: positions restart in each, and
+            its first token is not scored. Bits per byte then leave out that token's bytes where the vocabulary says
+            how many they are (`Dataset.validation_bytes`).
         device: where the model is; none = ask it.
         stop: asked before each batch; must say the same in all processes.
         ranks: the processes that share the work, each with the same model; all of them get the result.
@@ -64,20 +69,22 @@ def evaluate(
     device = torch.device(device) if device is not None else next(model.parameters()).device
     domains: dict[str, dict[str, Any]] = {}
     total_nll, total_tokens = 0.0, 0
+    how: dict[str, Any] = {"sequence_length": sequence_length, "max_tokens": max_tokens}
+    if document_mask:
+        how["document_mask"] = True
     was_training = model.training
     model.eval()
     try:
         for domain in dataset.domains:
-            windows = dataset.validation(domain, sequence_length=sequence_length, max_tokens=max_tokens)
+            windows = dataset.validation(domain, **how)
             nll, tokens = _score(model, windows, batch_size, device, stop, ranks)
             if tokens == 0:
                 raise UserError(
                     f"domain {domain!r} has no validation text; prepare the corpus with a larger --validation-share"
                 )
-            text_bytes = dataset.validation_bytes(domain, sequence_length=sequence_length, max_tokens=max_tokens)
             domains[domain] = {
                 "loss": nll / tokens,
-                "bits_per_byte": nll / math.log(2) / text_bytes,
+                "bits_per_byte": nll / math.log(2) / dataset.validation_bytes(domain, **how),
                 "tokens": tokens,
             }
             total_nll, total_tokens = total_nll + nll, total_tokens + tokens
@@ -92,15 +99,46 @@ def evaluate(
 
 
 @torch.no_grad()
-def token_nll(model: Any, tokens_BT1: Tensor) -> Tensor:
-    """Negative log-likelihood `[B, T]` of tokens 1..T given those before, nats, fp32."""
-    logits_BTV = model(input_ids=tokens_BT1[:, :-1], use_cache=False).logits
+def token_nll(model: Any, tokens_BT1: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    """Negative log-likelihood `[B, T]` of tokens 1..T given those before, nats, fp32; of those in the same document,
+    where positions `[B, T]` restart.
+    """
+    logits_BTV = model(input_ids=tokens_BT1[:, :-1], use_cache=False, **kept_apart(model, positions_BT)).logits
     targets_BT = tokens_BT1[:, 1:]
     rows = [
         F.cross_entropy(row.float(), target, reduction="none")
         for row, target in zip(logits_BTV, targets_BT, strict=True)
     ]
     return torch.stack(rows)
+
+
+def kept_apart(model: Any, positions_BT: Tensor | None) -> dict[str, Any]:
+    """What to give a model's forward, so that it keeps the documents of a row apart; nothing where there are no
+    positions.
+
+    Positions that restart say it all, but a model that is left to find the documents has to wait for the device, and
+    runs without a mask where it finds none, which a compiled block takes for another kind of call. So our own models
+    get their masks ready-made: `[B, 1, T, T]`, True (eager: 0) where a query sees a key.
+    """
+    if positions_BT is None:
+        return {}
+    inner, config = model.base_model, model.config
+    found: dict[str, Any] = {"position_ids": positions_BT}
+    if not isinstance(inner, ResFormerModel) or config._attn_implementation not in ("sdpa", "eager"):
+        return found
+    place = torch.arange(positions_BT.shape[1], device=positions_BT.device)
+    start_BT, distance_TT = place - positions_BT, place[:, None] - place
+    seen = (start_BT[:, None, :, None] == start_BT[:, None, None, :]) & (distance_TT >= 0)
+    masks = {"full_attention": seen}
+    if config.sliding_window is not None:
+        masks["sliding_attention"] = seen & (distance_TT < config.sliding_window)
+    if config._attn_implementation == "eager":  # it adds the mask to its scores
+        lowest = torch.finfo(torch.float32).min
+        masks = {
+            name: torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, lowest)
+            for name, mask in masks.items()
+        }
+    return {**found, "attention_mask": masks}
 
 
 def _score(
@@ -119,7 +157,10 @@ def _score(
         batch = own or group[:1]
         tokens_BT1 = torch.from_numpy(np.stack([window.tokens for window in batch])).to(device)
         mask_BT = torch.from_numpy(np.stack([window.mask for window in batch])).to(device)
-        losses_BT = token_nll(model, tokens_BT1).masked_fill(~mask_BT, 0.0)
+        positions_BT = None
+        if getattr(batch[0], "positions", None) is not None:
+            positions_BT = torch.from_numpy(np.stack([window.positions for window in batch])).to(device)
+        losses_BT = token_nll(model, tokens_BT1, positions_BT).masked_fill(~mask_BT, 0.0)
         if not own:
             continue
         # MPS has no float64: sum there in what it has.

@@ -110,6 +110,12 @@ class DataConfig:
     """Tokens per sequence."""
     weights: dict[str, NotNegative] | None = None
     """Mixture weights by domain, any scale; none = the corpus's own."""
+    packing: Literal["chunks", "best_fit"] = "chunks"
+    """What a sequence is: a chunk of the text, or whole documents packed together and filled up (best fit)."""
+    document_mask: bool = False
+    """Keep the documents of a sequence apart: positions restart, nothing attends or predicts across a boundary."""
+    max_epochs: Positive | None = None
+    """Refuse a run that would go through a domain more often; none = repeat domains as often as the mixture asks."""
     verify: Literal["full", "sample", "none"] = "sample"
     """How many bytes of the shards are checked against their checksums at the start."""
 

@@ -26,17 +26,22 @@ from resformer.train.metrics import MetricsLog, NoLog
 from resformer.train.optim import clip_gradients, gradient_norms, norms_by_group, set_learning_rate
 from resformer.train.progress import Reporter, Silent
 from resformer.train.saver import Saver
-from resformer.train.setup import Parts
+from resformer.train.setup import Parts, epochs_note
 from resformer.train.signals import StopRequest, name_of
 from resformer.train.usage import Usage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a step leaves on the device, for whoever wants to read it: reading waits for the device."""
+    """What a step leaves on the device, for whoever wants to read it: reading waits for the device.
+
+    `tokens` are those of all batches so far, batch_size x sequence_length each, whether their targets count or not;
+    `loss_tokens` the targets of this step that do, None where all do.
+    """
 
     step: int
     tokens: int
+    loss_tokens: int | None
     first_sample: int
     lr: float
     numbers: Tensor
@@ -85,6 +90,8 @@ class Fit:
             state = self.validate(state)
             if state.step == self.steps and not state.pending_validation:
                 self.save(state, at_once=True)
+        if state.step < self.steps and (note := epochs_note(self.config, self.parts.sampler)):
+            self.reporter.note(f"note: {note}")
         signal = self.ranks.agree(self.stop.number)[0]
         with Feeder(self.parts.sampler, self.ranks, self.config.train.batch_size) as feeder:
             while state.step < self.steps and not signal:
@@ -115,17 +122,24 @@ class Fit:
         """One optimizer step."""
         started, step, train = time.perf_counter(), state.step + 1, self.config.train
         torch.manual_seed(draw_seed(train.seed, step, self.ranks.rank))
-        tokens_BT1 = feeder.take(state.samples, more=step < self.steps)
+        rows = feeder.take(state.samples, more=step < self.steps)
         lr = set_learning_rate(self.parts.optimizers, self.config.optim, step=step, steps=self.steps)
         with autocast(self.config, self.ranks.device):
             loss = accumulate(
-                self.parts.model, tokens_BT1, micro_batch_size=self.parts.micro_batch_size, ranks=self.ranks
+                self.parts.model,
+                rows.tokens,
+                micro_batch_size=self.parts.micro_batch_size,
+                mask_BT=rows.mask,
+                positions_BT=rows.positions,
+                count=rows.count,
+                ranks=self.ranks,
             )
         norms = gradient_norms(self.parameters)
         norm = clip_gradients(self.parameters, norms, self.config.optim.grad_clip)
         reading = Reading(
             step=step,
             tokens=state.tokens + self.tokens_per_step,
+            loss_tokens=rows.count,
             first_sample=state.samples,
             lr=lr,
             numbers=torch.stack([loss.detach().float(), norm.detach().float()]),
@@ -153,7 +167,11 @@ class Fit:
         )
 
     def read(self) -> None:
-        """Write the row of the step that has not been read yet, if there is one."""
+        """Write the row of the step that has not been read yet, if there is one.
+
+        `tokens` and `tokens_per_second` count batch_size x sequence_length a step, whatever of it is padding or the
+        first token of a document; `loss_tokens` are the targets that count, where some do not.
+        """
         reading, self.unread = self.unread, None
         if reading is None:
             return
@@ -174,6 +192,8 @@ class Fit:
             "seconds": seconds,
             **self.usage.fields(speed),
         }
+        if reading.loss_tokens is not None:
+            row["loss_tokens"] = reading.loss_tokens
         self.log.write(row)
         self.reporter.step(reading.step, loss=loss, tokens_per_second=speed, mfu=row.get("mfu"))
 
@@ -250,6 +270,7 @@ class Fit:
                     sequence_length=config.data.sequence_length,
                     batch_size=parts.micro_batch_size,
                     max_tokens=config.train.validation_tokens,
+                    document_mask=config.data.document_mask,
                     device=self.ranks.device,
                     stop=lambda: bool(self.ranks.agree(self.stop.number)[0]),
                     ranks=self.ranks,

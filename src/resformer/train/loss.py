@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from resformer.evaluate.loss import kept_apart
 from resformer.parallel import Ranks
 from resformer.parallel.wrap import synchronise
 
@@ -21,18 +22,23 @@ CPU_CHUNK_ROWS = 512
 IGNORED = -100
 
 
-def summed_nll(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+def summed_nll(
+    model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None, positions_BT: Tensor | None = None
+) -> Tensor:
     """Sum of the negative log-likelihoods of tokens 1..T given those before, nats, fp32 scalar.
 
     Args:
         model: a causal LM of transformers.
         tokens_BT1: ids `[B, T + 1]`.
         mask_BT: False where the target does not count; none = all count.
+        positions_BT: positions of the inputs, which restart where another document begins; none = one document.
     """
-    return batch_losses(model, tokens_BT1, mask_BT)[0]
+    return batch_losses(model, tokens_BT1, mask_BT, positions_BT)[0]
 
 
-def batch_losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def batch_losses(
+    model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None, positions_BT: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The summed negative log-likelihood, and the weighted load-balancing loss of a model with experts.
 
     A sharded model has this as a method (`parallelize(..., methods=(batch_losses,))`), before which the weights of the
@@ -42,7 +48,7 @@ def batch_losses(model: Any, tokens_BT1: Tensor, mask_BT: Tensor | None = None) 
     if mask_BT is not None:
         targets_BT = targets_BT.masked_fill(~mask_BT, IGNORED)
     # A cache in a training step would switch off the detection of packed documents and cost memory for nothing.
-    output = model.base_model(input_ids=inputs_BT, use_cache=False)
+    output = model.base_model(input_ids=inputs_BT, use_cache=False, **kept_apart(model, positions_BT))
     head: Any = model.get_output_embeddings()
     nll = _linear_nll(output.last_hidden_state.flatten(0, 1), head, targets_BT.flatten())
     aux_loss = getattr(output, "aux_loss", None)
@@ -55,6 +61,8 @@ def accumulate(
     *,
     micro_batch_size: int,
     mask_BT: Tensor | None = None,
+    positions_BT: Tensor | None = None,
+    count: int | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
 ) -> Tensor:
     """Add the gradients of the mean loss over all counted tokens of the global batch; return that loss (nats a token).
@@ -71,9 +79,13 @@ def accumulate(
         tokens_BT1: this process's rows of the batch, as many as in every other process.
         micro_batch_size: rows of a forward pass.
         mask_BT: False where the target does not count; none = all count.
+        positions_BT: positions of the inputs, which restart where another document begins; none = one document a row.
+        count: how many targets count in the global batch; none = ask device and processes.
         ranks: the processes.
     """
-    if mask_BT is None:
+    if count is not None:
+        count = max(1, count)  # where nothing counts the sum is 0
+    elif mask_BT is None:
         count = ranks.size * tokens_BT1[:, 1:].numel()
     else:
         count = int(ranks.sums(float(mask_BT.sum()))[0])
@@ -83,7 +95,11 @@ def accumulate(
         rows = slice(start, start + micro_batch_size)
         if ranks.size > 1:
             synchronise(model, start + micro_batch_size >= len(tokens_BT1))
-        nll, balance = losses(tokens_BT1[rows], mask_BT[rows] if mask_BT is not None else None)
+        nll, balance = losses(
+            tokens_BT1[rows],
+            mask_BT[rows] if mask_BT is not None else None,
+            positions_BT[rows] if positions_BT is not None else None,
+        )
         part = nll / count
         share = len(tokens_BT1[rows]) / len(tokens_BT1) / ranks.size
         (part if balance is None else part + balance * share).backward()

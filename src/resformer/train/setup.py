@@ -72,7 +72,11 @@ def micro_batch_size(config: Config, processes: int) -> int:
 
 
 def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
-    """The corpus, and the order of its samples; `verify` False leaves the checksums to another process."""
+    """The corpus, and the order of its samples; `verify` False leaves the checksums to another process.
+
+    Raises:
+        UserError: there is none, it does not fit, or the run would go through a domain more often than it may.
+    """
     if config.data.dir is None:
         raise UserError(
             "data.dir is not set; pass --data DIR (`resformer data prepare --input embedded --out DIR` makes one)"
@@ -83,12 +87,49 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         weights=config.data.weights,
+        packing=config.data.packing,
+        document_mask=config.data.document_mask,
     )
+    _check_epochs(config, sampler)
     for domain in dataset.domains:  # complains now, not at the first validation, when one has no text
         dataset.validation(
             domain, sequence_length=config.data.sequence_length, max_tokens=config.train.validation_tokens
         )
     return dataset, sampler
+
+
+def _check_epochs(config: Config, sampler: Any) -> None:
+    """Keep to data.max_epochs."""
+    most = config.data.max_epochs
+    if most is None:
+        return
+    epochs = sampler.epochs(config.train.steps)
+    domain = max(epochs, key=lambda name: epochs[name])
+    if epochs[domain] <= most:
+        return
+    fitting = int(config.train.steps * most / epochs[domain])
+    while fitting and max(sampler.epochs(fitting).values()) > most:  # the mixture is exact to within a sample only
+        fitting -= 1
+    shorter = f"set train.steps to {fitting} or fewer, " if fitting else ""
+    raise UserError(
+        f"the run would go {epochs[domain]:.4g} times through domain '{domain}', data.max_epochs is {most:g}; {shorter}"
+        "give the domain a lower weight (data.weights), prepare more text of it, or raise data.max_epochs (none = no "
+        "limit)"
+    )
+
+
+def epochs_note(config: Config, sampler: Any) -> str:
+    """A line on the domains that the run goes through more than once; "" if there are none."""
+    again = {name: times for name, times in sampler.epochs(config.train.steps).items() if times > 1}
+    if not again:
+        return ""
+    times = ", ".join(f"{name} {count:.2f}" for name, count in again.items())
+    return f"domains that are repeated, in epochs of the whole run: {times} (data.max_epochs sets a limit)"
+
+
+def _counted(sampler: Any, tokens: int) -> str:
+    padding, counted = sampler.shares()
+    return f"padding {padding:.2%}, targets that count about {round(counted * tokens):,} ({counted:.2%})"
 
 
 def hold(out: Path, *, resume: bool, overwrite: bool) -> MetricsLog:
@@ -206,6 +247,7 @@ def show_plan(config: Config, described: ResFormerConfig, dataset: Any, sampler:
     costs = account(described, sequence_length=config.data.sequence_length)
     steps, tokens = config.train.steps, config.train.steps * config.train.batch_size * config.data.sequence_length
     epochs = ", ".join(f"{domain} {times:.2f}" for domain, times in sampler.epochs(steps).items())
+    counted = f"; {_counted(sampler, tokens)}" if sampler.masked else ""
     lines = [
         *(f"note: {note}" for note in notes),
         f"parameters: {costs.parameters:,} ({json.dumps(costs.parameters_by_group)})",
@@ -213,7 +255,7 @@ def show_plan(config: Config, described: ResFormerConfig, dataset: Any, sampler:
         memory_line(estimate_memory(config, described)),
         time_line(3 * costs.flops_per_token * tokens),
         f"KV cache: {costs.kv_bytes_per_token:,} bytes per token (fp32), {costs.kv_ratio:.4f} of the Transformer's",
-        f"training tokens: {tokens:,} in {steps:,} steps; epochs: {epochs}",
+        f"training tokens: {tokens:,} in {steps:,} steps; epochs: {epochs}{counted}",
         f"corpus: {dataset.fingerprint}",
     ]
     print(to_toml(config))
