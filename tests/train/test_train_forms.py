@@ -121,13 +121,13 @@ def test_every_variant_trains_from_a_configuration_that_names_only_it(variant: s
     assert model.config._attn_implementation == ("eager" if variant == "attention_residual" else "sdpa")
 
 
-def test_compiled_blocks_of_as_many_kinds_as_layers_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_of_as_many_kinds_as_layers_stay_compiled() -> None:
     """Past its limit Dynamo runs a block eagerly without a word."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     config = edit(recipe("tiny"), {"model.variant": "dense", "model.num_hidden_layers": 12})
     model = build_model(config, model_config(config, vocab_size=50), torch.device("cpu"))
-    compile_blocks(model, backend=(backend := Counting()))
-    model(torch.randint(50, (2, 8)), use_cache=False)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compile_blocks(model, backend=(backend := Counting()))
+        model(torch.randint(50, (2, 8)), use_cache=False)
     assert backend.graphs == 12
 
 

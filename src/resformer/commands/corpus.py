@@ -87,12 +87,12 @@ def data_prepare(
 
 
 def data_inspect(
-    directory: Path, /, *, verify: Literal["full", "sample", "none"] = "full", samples: int = 1, json: bool = False
+    directory: str, /, *, verify: Literal["full", "sample", "none"] = "full", samples: int = 1, json: bool = False
 ) -> None:
     """Show what a prepared corpus holds, after checking its files against their checksums.
 
     Args:
-        directory: A directory written by `resformer data prepare`.
+        directory: A directory (or an address) that `resformer data prepare` wrote.
         verify: Check every byte of the shards, a sample of them, or nothing.
         samples: Beginnings of training documents to decode and show from each domain.
         json: Print one JSON object instead of a table.

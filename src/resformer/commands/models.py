@@ -12,7 +12,7 @@ def evaluate(
     model: str,
     /,
     *,
-    data: Path,
+    data: str,
     sequence_length: int | None = None,
     batch_size: int = 16,
     max_tokens: int | None = None,

@@ -17,7 +17,7 @@ def train(
     /,
     *,
     out: Path,
-    data: Path | None = None,
+    data: str | None = None,
     variant: str | None = None,
     steps: int | None = None,
     seed: int | None = None,

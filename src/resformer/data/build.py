@@ -130,6 +130,7 @@ def _build(plan: Request, target: Path, place: Path, home: Path, overwrite: bool
         return None
     parts.agree(home, plan.encoding_settings(stdin), target, overwrite=overwrite, shared=plan.task is not None)
     kept, report = Parts(home), Report()
+    kept.directory.mkdir(exist_ok=True)
     found = _make_tokenizer(plan, home, stdin, report)
     vocabulary = tokenizer.open_vocabulary(home)
     number, of = plan.task or (1, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from resformer.data import shards
 from resformer.data.packing import documents_of
+from resformer.data.remote import Remote, is_address
 from resformer.data.sampler import Sampler
 from resformer.data.tokenizer import Vocabulary, open_vocabulary
 from resformer.errors import UserError, did_you_mean
@@ -47,12 +48,19 @@ class _Cover:
 
 
 def open_dataset(directory: str | Path, verify: str = "full") -> Dataset:
-    """Open a prepared corpus. `verify`: "full" (every byte), "sample" (16 blocks a file) or "none" (sizes and
-    tokenizer only).
+    """Open a prepared corpus: a directory, or an address that fsspec opens (`remote`). `verify`: "full" (every byte),
+    "sample" (16 blocks a file) or "none" (sizes and tokenizer only). Of a corpus at an address, "full" fetches every
+    file; else files are fetched when they are first read, and checked then.
 
     UserError, naming the file: missing or cut file, flipped byte, another tokenizer, an id outside the vocabulary,
     broken index.
     """
+    if is_address(directory):
+        corpus = Remote(str(directory))
+        if verify == "full":
+            corpus.place_all()
+            shards.verify(corpus.directory, corpus.index, verify)
+        return Dataset(corpus.directory, corpus.index, place=corpus.place)
     root = Path(directory)
     index = shards.load_index(root)
     shards.verify(root, index, verify)
@@ -62,8 +70,9 @@ def open_dataset(directory: str | Path, verify: str = "full") -> Dataset:
 class Dataset:
     """A prepared corpus. Shards are memory-mapped; nothing is copied until a batch is made."""
 
-    def __init__(self, directory: Path, index: dict) -> None:
+    def __init__(self, directory: Path, index: dict, *, place: Callable[[str], Path] | None = None) -> None:
         self.directory, self.index = directory, index
+        self._place = directory.joinpath if place is None else place  # a file of the corpus on the local disk
         self.vocab_size: int = index["vocab_size"]
         self.domains: list[str] = list(index["domains"])
         self.weights: dict[str, float] = dict(index["weights"])
@@ -103,12 +112,12 @@ class Dataset:
         """All token ids of a split of a domain, read-only, in the shard's dtype: has a length, and its slices `[a:b]`
         are arrays.
         """
-        return shards.Stream(self._entry(split, domain), np.dtype(self.index["dtype"]), self.directory.joinpath)
+        return shards.Stream(self._entry(split, domain), np.dtype(self.index["dtype"]), self._place)
 
     def document_table(self, split: str, domain: str) -> np.ndarray:
         """uint64 `[documents, 3]`: cumulative token end, cumulative byte end, identity of the text."""
         entry = self._entry(split, domain)
-        return shards.read_table(self.directory / entry["document_table"], entry)
+        return shards.read_table(self._place(entry["document_table"]), entry)
 
     def document_ends(self, split: str, domain: str) -> np.ndarray:
         """Where each document ends in the stream, tokens, int64 `[D]`."""
@@ -260,10 +269,6 @@ class Dataset:
                 (positions,), (same,) = documents_of(tokens[None, :-1], self.eos_token_id)
                 mask &= same
             yield ValidationWindow(tokens=tokens, mask=mask, positions=positions)
-
-    def _place(self, name: str) -> Path:
-        """A file of the corpus on the local disk."""
-        return self.directory / name
 
     def _entry(self, split: str, domain: str) -> dict:
         if domain not in self.index["domains"]:

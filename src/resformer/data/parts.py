@@ -69,11 +69,15 @@ class Parts:
 
     def __init__(self, home: Path) -> None:
         self.home, self.directory = home, home / "parts"
-        self.directory.mkdir(exist_ok=True)
 
     def any(self) -> bool:
         """Whether there is something that would be a loss."""
         return any(self.directory.glob("*.json"))
+
+    def text_bytes(self) -> int:
+        """Bytes of text in all parts."""
+        files = self.directory.glob("*.json")
+        return sum(int(json.loads(file.read_text(encoding="utf-8"))["text_bytes"]) for file in files)
 
     def finished(self, source: Source) -> bool:
         """Whether a source is read to its end."""
@@ -226,10 +230,13 @@ def held(target: Path, *, shared: bool) -> Iterator[Path]:
             return
         try:
             yield home
+        except UserError:
+            if not shared and Parts(home).text_bytes() < PART_BYTES:  # done again in seconds
+                shutil.rmtree(home, ignore_errors=True)
+            raise
         finally:
-            with contextlib.suppress(OSError):
-                if not Parts(home).any() and not shared:
-                    shutil.rmtree(home, ignore_errors=True)
+            if not shared and home.exists() and not Parts(home).any():
+                shutil.rmtree(home, ignore_errors=True)
 
 
 def _same(handle: Any, file: Path) -> bool:

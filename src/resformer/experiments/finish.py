@@ -56,8 +56,15 @@ def _last_validation(run: Run) -> dict[str, Any] | None:
 def _evaluate(model: Any, dataset: Any, run: Run) -> dict[str, Any]:
     from resformer.evaluate.loss import evaluate
 
-    length = int(run.config["data"]["sequence_length"])
-    return evaluate(model, dataset, sequence_length=length, batch_size=16, max_tokens=None, device=model.device)
+    return evaluate(
+        model,
+        dataset,
+        sequence_length=int(run.config["data"]["sequence_length"]),
+        batch_size=16,
+        max_tokens=None,
+        device=model.device,
+        document_mask=bool(run.config["data"].get("document_mask", False)),
+    )
 
 
 def continue_prompt(model: Any, tokenizer: Any, *, prompt: str, max_new_tokens: int, seed: int) -> dict[str, Any]:

@@ -61,8 +61,8 @@ _TOLERATED = (".log", ".out", ".err")
 
 # Keys that may change on resume: they change no number that the run computes.
 _FREE = (
-    *("data.dir", "data.verify", "train.checkpoint_every", "train.keep_last", "train.keep_every", "train.async_save"),
-    *("train.init_from", "train.skip_limit", "train.spike_factor", "parallel.timeout_seconds"),
+    *("data.dir", "data.verify", "data.max_epochs", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
+    *("train.async_save", "train.init_from", "train.skip_limit", "train.spike_factor", "parallel.timeout_seconds"),
     *("track.log_every_seconds", "track.tensorboard", "track.wandb", "track.trackio", "track.peak_flops"),
 )
 # These may change as well, at the price of the last bits.
