@@ -1,0 +1,1 @@
+"""What trained models do: measurements of one forward pass at a time, curves, fits and figures."""
