@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from resformer import shell
+from resformer.commands.analysis import analyze
 from resformer.commands.corpus import data_inspect, data_prepare
 from resformer.commands.generate import generate
 from resformer.commands.models import evaluate
@@ -26,6 +27,7 @@ COMMANDS: dict[str, shell.Command] = {
     "watch": watch,
     "eval": evaluate,
     "generate": generate,
+    "analyze": analyze,
     "suite list": suite_list,
     "suite run": suite_run,
     "suite status": suite_status,

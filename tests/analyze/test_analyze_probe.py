@@ -1,4 +1,4 @@
-"""What a probe finds equals naive references on whole tensors, on our models and on others'; and leaves the model alone."""
+"""What a probe finds equals naive references on whole tensors, ours and others', and it leaves the model alone."""
 
 from __future__ import annotations
 

@@ -250,3 +250,20 @@ def test_compiled_blocks_keep_their_names(config: Config, tmp_path: Path) -> Non
     model, _ = load_model(tmp_path / "compiled")
     tensors = saved_weights(tmp_path / "compiled", 2)
     assert tensors.keys() == {name for name, _ in model.named_parameters()}
+
+
+def test_norms_of_chosen_gradients_are_in_the_rows(config: Config, whole_run: Path, tmp_path: Path) -> None:
+    """Layer 1's values and output are what the paper watches."""
+    names = ("model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight")
+    few = edit(config, {"track.gradient_norms": ["model.layers.0.self_attn.[vo]_proj.weight"], "train.steps": 2})
+    train(few, tmp_path / "run")
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row["split"] == "train"]
+    assert [sorted(row["gradient_norms"]) for row in rows] == [sorted(names)] * 2
+    assert all(0 < value < row["grad_norm"] for row in rows for value in row["gradient_norms"].values())
+    assert from_toml(tmp_path / "run" / "config.toml").track.gradient_norms == few.track.gradient_norms
+    plain = [row for row in read_rows(whole_run / "metrics.jsonl") if row["split"] == "train"]
+    assert "gradient_norms" not in plain[0] and plain[0]["loss"] == rows[0]["loss"]
+    wrong = edit(config, {"track.gradient_norms": ["model.layers.0.self_attn.v_porj.weight"]})
+    with pytest.raises(UserError, match=r"track\.gradient_norms: no trained parameter .*did you mean"):
+        train(wrong, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()

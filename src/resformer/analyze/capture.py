@@ -185,7 +185,7 @@ def blocks_of(model: Any) -> nn.ModuleList:
 
 @contextmanager
 def hidden_states(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `see(layer, states)` with the states `[B, T, C]` that leave each layer (0: the embeddings), as they are made."""
+    """Call `see(layer, states)` with the states `[B, T, C]` that leave each layer (0: the embeddings) as they are made."""
     blocks = blocks_of(model)
 
     def first(module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

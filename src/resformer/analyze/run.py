@@ -62,8 +62,8 @@ def analyze(
     """Measure each of `models` (run directories, exported directories, hub names) on the same texts.
 
     Writes `measures.jsonl` into `out` and returns its rows: `{"model", "measure", "layer", "texts", "value",
-    "standard_error"}`, or `"values"` for what is by position or by eigenvalue. What was measured is kept as it grows, in
-    `out/.state`: the same call goes on after a stop, and another model is added to those that are there.
+    "standard_error"}`, or `"values"` for what is by position or by eigenvalue. What was measured is kept as it grows,
+    in `out/.state`: the same call goes on after a stop, and another model is added to those that are there.
 
     UserError: a model that cannot be loaded or seen, texts that are too short, or an `out` that holds something else.
     """

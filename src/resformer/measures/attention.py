@@ -1,7 +1,7 @@
 """How a layer spreads its attention over the tokens.
 
-Shapes: B texts, H heads, T tokens. Attention is what the softmax gives, `[B, H, T, T]` (query, key), or its mean over the
-heads, `[B, T, T]`. `mask` `[B, T]` is True where there is a token; padding changes nothing.
+Shapes: B texts, H heads, T tokens. Attention is what the softmax gives, `[B, H, T, T]` (query, key), or its mean over
+the heads, `[B, T, T]`. `mask` `[B, T]` is True where there is a token; padding changes nothing.
 """
 
 from __future__ import annotations

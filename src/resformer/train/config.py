@@ -222,6 +222,8 @@ class TrackConfig:
     """Seconds between progress lines when the output is no terminal."""
     peak_flops: Positive | None = None
     """FLOP/s that one device can do, for the MFU; none = as known for some GPUs, and no MFU on others."""
+    gradient_norms: list[Text] = Field(default_factory=list)
+    """Parameters whose gradient's norm is in each row of metrics.jsonl: whole names, or patterns with * and ?."""
     tensorboard: bool = False
     """Also write TensorBoard event files, into the run directory."""
     wandb: Text | None = None

@@ -23,7 +23,7 @@ from resformer.train.feed import Feeder
 from resformer.train.incident import is_spike, running_mean, write_incident
 from resformer.train.loss import accumulate
 from resformer.train.metrics import MetricsLog, NoLog
-from resformer.train.optim import clip_gradients, gradient_norms, norms_by_group, set_learning_rate
+from resformer.train.optim import clip_gradients, gradient_norms, norms_by_group, set_learning_rate, watched
 from resformer.train.progress import Reporter, Silent
 from resformer.train.saver import Saver
 from resformer.train.setup import Parts, epochs_note
@@ -67,6 +67,7 @@ class Fit:
         self.log, self.reporter, self.stop, self.usage = log, reporter, stop, usage
         self.steps, self.tokens_per_step = config.train.steps, config.train.batch_size * config.data.sequence_length
         self.parameters = parameters_of(parts.optimizers)
+        self.watched = watched(parts.optimizers, config.track.gradient_norms)
         self.guarded = config.train.skip_limit > 0 or config.train.spike_factor is not None
         self.late = reads_late(parts.ranks.device)
         self.unread: Reading | None = None
@@ -194,6 +195,9 @@ class Fit:
         }
         if reading.loss_tokens is not None:
             row["loss_tokens"] = reading.loss_tokens
+        if self.watched:
+            norms = reading.norms.tolist()
+            row["gradient_norms"] = {name: norms[place] for name, place in self.watched}
         self.log.write(row)
         self.reporter.step(reading.step, loss=loss, tokens_per_second=speed, mfu=row.get("mfu"))
 

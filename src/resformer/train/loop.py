@@ -31,7 +31,7 @@ from resformer.train.initial import load_initial
 from resformer.train.loss import batch_losses
 from resformer.train.memory import keep_freed_memory
 from resformer.train.metrics import MetricsLog, NoLog
-from resformer.train.optim import build_optimizers
+from resformer.train.optim import build_optimizers, watched
 from resformer.train.progress import Reporter, Silent
 from resformer.train.setup import (
     Parts,
@@ -161,6 +161,7 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         methods=(batch_losses,),
     )
     optimizers = ranks.together(lambda: build_optimizers(model, config.optim))
+    ranks.together(lambda: watched(optimizers, config.track.gradient_norms))  # complains before anything is written
     parts = Parts(
         config=config, out=out, ranks=ranks, dataset=dataset, sampler=sampler, model=model, optimizers=optimizers
     )

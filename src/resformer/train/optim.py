@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from resformer.errors import UserError
+from resformer.errors import UserError, did_you_mean
 from resformer.models.groups import optimizer_groups
 from resformer.train.config import OptimConfig
 from resformer.train.schedule import lr_at
@@ -141,6 +142,19 @@ def clip_gradients(parameters: Sequence[nn.Parameter], norms: Tensor, max_norm: 
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
     return total
+
+
+def watched(optimizers: Sequence[Optimizer], patterns: Sequence[str]) -> list[tuple[str, int]]:
+    """Name and place (in `gradient_norms`) of the parameters that `patterns` name.
+
+    Raises:
+        UserError: a pattern names none.
+    """
+    names = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["names"]]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"track.gradient_norms: no trained parameter {pattern!r}{did_you_mean(pattern, names)}")
+    return [(n, place) for place, n in enumerate(names) if any(fnmatchcase(n, pattern) for pattern in patterns)]
 
 
 def norms_by_group(optimizers: Sequence[Optimizer], norms: Tensor, *, largest: int = 5) -> dict[str, float]:

@@ -64,6 +64,7 @@ _FREE = (
     *("data.dir", "data.verify", "data.max_epochs", "train.checkpoint_every", "train.keep_last", "train.keep_every"),
     *("train.async_save", "train.init_from", "train.skip_limit", "train.spike_factor", "parallel.timeout_seconds"),
     *("track.log_every_seconds", "track.tensorboard", "track.wandb", "track.trackio", "track.peak_flops"),
+    "track.gradient_norms",
 )
 # These may change as well, at the price of the last bits.
 _FREE_WITH_NOTE = (
