@@ -233,3 +233,11 @@ def test_recipes() -> None:
 def test_configuring_does_not_import_torch() -> None:
     code = "import sys; from resformer.recipes import recipe; recipe('quick'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_keys_with_dots_are_quoted_as_in_toml(quote: str) -> None:
+    """The documentation's own example."""
+    text = f"optim.lr_scale.{quote}model.layers.0.*{quote}=2.0"
+    config = configure(recipe("tiny"), overrides=[text])
+    assert config.optim.lr_scale == {"model.layers.0.*": 2.0}

@@ -287,3 +287,30 @@ def test_one_process_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ranks.agree(3, 0) == [3, 0]
         assert ranks.on_first(lambda: "x") == "x"
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"optim.lr": 1e-4}, "optim.lr is "),
+        ({"train.steps": 9}, "train.steps is "),
+        ({"model.variant": "svformer"}, "model.variant is "),
+    ],
+)
+def test_processes_that_were_not_started_alike_are_told(
+    config: Config, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    """An edited command on one node would train another model, or wait for ever."""
+    both = [short(config, "learnable"), edit(short(config, "learnable"), change)]
+
+    def work(rank: int) -> None:
+        try:
+            train(both[rank], tmp_path / "run")
+        except UserError as error:
+            (tmp_path / f"said{rank}").write_text(str(error))
+            raise
+
+    assert all(exit_codes(launch(2, work)))
+    text = (tmp_path / "said0").read_text()
+    assert text.startswith(f"the processes were not started alike: {said}") and "give all of them the same" in text
+    assert not (tmp_path / "run").exists() and not (tmp_path / "said1").exists()

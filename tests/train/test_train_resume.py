@@ -26,10 +26,10 @@ from train_helpers import (
 )
 
 from resformer.errors import UserError
-from resformer.train import checkpoint, fit, loop, saver
+from resformer.train import checkpoint, fit, loop, saver, signals
 from resformer.train.config import Config
 from resformer.train.configure import edit
-from resformer.train.failure import RunFailure
+from resformer.train.failure import RunFailure, Stopped
 from resformer.train.loop import train
 from resformer.train.metrics import read_rows
 
@@ -297,11 +297,112 @@ def test_resume_where_nothing_is(config: Config, tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match=r"--resume: no run in .*config.toml is missing"):
         train(config, tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
-    crash_after(config, tmp_path / "run", 2, monkeypatch)
-    with pytest.raises(UserError, match="no usable checkpoint"):
-        train(config, tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="exclude each other"):
         train(config, tmp_path / "run", resume=True, overwrite=True)
+
+
+def test_a_run_killed_before_its_first_checkpoint_goes_on_from_its_first_step(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 2, monkeypatch)
+    with pytest.raises(UserError, match=r"optim\.lr is .* in the run and .* now"):
+        train(edit(config, {"optim.lr": 0.5}), out, resume=True)
+    train(config, out, resume=True)
+    assert "no checkpoint was written yet: the run starts from its first step" in capsys.readouterr().err
+    assert_same_run(out, whole_run)
+
+
+def test_a_kill_between_two_renames_of_a_checkpoint_loses_nothing(
+    config: Config, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is saved a second time displaces the first one for a moment."""
+    out = tmp_path / "run"
+    crash_after(config, out, 18, monkeypatch)
+    last = out / "checkpoints" / "step-00000015"
+    displaced = out / "checkpoints" / ".tmp-old-abcdefgh"
+    displaced.mkdir()
+    last.rename(displaced / last.name)
+    shutil.rmtree(out / "checkpoints" / "step-00000010")
+    train(config, out, resume=True)
+    assert_same_run(out, whole_run)
+    assert not displaced.exists()
+
+
+def test_a_resumed_run_does_not_write_the_checkpoint_it_came_from_again(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 18, monkeypatch)
+    state = out / "checkpoints" / "step-00000015" / "state.json"
+    before = state.stat().st_ino
+    asked = signals.StopRequest.__init__
+
+    def asked_already(self: signals.StopRequest) -> None:
+        asked(self)
+        self.number = signal.SIGTERM
+
+    monkeypatch.setattr(signals.StopRequest, "__init__", asked_already)
+    with pytest.raises(Stopped):
+        train(config, out, resume=True)
+    assert state.stat().st_ino == before
+
+
+def test_a_checkpoint_without_its_state_is_named(
+    config: Config, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 18, monkeypatch)
+    (out / "checkpoints" / "step-00000015" / "state.json").unlink()
+    train(config, out, resume=True)
+    said = capsys.readouterr().err
+    assert "damaged checkpoint passed over: step-00000015: state.json is missing; going on from step-00000010" in said
+    assert_same_run(out, whole_run)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": None}, "has format None"),
+        ({"samples": None}, "samples is None"),
+        ({"step": "x"}, "step is 'x'"),
+        ({"step": 14}, "is of step 14"),
+        ({"files": []}, "names no files"),
+        ({"norm_mean": True}, "norm_mean is True"),
+    ],
+)
+def test_a_sealed_state_of_another_kind_is_damage(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict,
+    why: str,
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 18, monkeypatch)
+    file = out / "checkpoints" / "step-00000015" / "state.json"
+    content = {**json.loads(file.read_text()), **change}
+    del content["sha256"]
+    file.write_text(json.dumps({**content, "sha256": checkpoint._digest(content)}))
+    _, state = checkpoint.find(out / "checkpoints", report=print)
+    assert state.step == 10 and why in capsys.readouterr().out
+
+
+def test_deep_json_in_place_of_a_state_is_damage(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    crash_after(config, out, 18, monkeypatch)
+    (out / "checkpoints" / "step-00000015" / "state.json").write_text("[" * 100_000)
+    assert checkpoint.find(out / "checkpoints")[1].step == 10
+
+
+def test_weights_that_are_not_finite_are_not_saved(config: Config, tmp_path: Path) -> None:
+    wild = edit(config, {"optim.lr": 1e300, "optim.warmup_steps": 0, "train.checkpoint_every": 1})
+    with pytest.raises(RunFailure, match=r"^step 1: its update made weights that are not finite, .*no checkpoint yet"):
+        train(wild, tmp_path / "run")
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.parametrize("left", ["missing", "empty", "without the last validation"])

@@ -45,7 +45,7 @@ def train(
         seed: Seed of the weights and of the order of the data (train.seed); the recipe's when not given.
         config: A TOML file whose keys replace the recipe's, for example the config.toml of another run.
         set: Single keys to replace, as section.key=value: `--set optim.lr=1e-3 train.batch_size=32`.
-        resume: Go on from the last checkpoint of the run in --out.
+        resume: Go on from the last checkpoint of the run in --out, or from its first step if it has none yet.
         overwrite: Start anew in --out; only files that a run wrote are removed.
         on_change: With --resume: what it means that steps, batch size, validation or optimizer settings differ from the
             run's. refuse, or continue with the new values from the last checkpoint on (the data go on where they were).

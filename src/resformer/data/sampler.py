@@ -151,9 +151,11 @@ class Sampler:
             total += int(np.count_nonzero(mask))
         return total
 
-    def epochs(self, step: int) -> dict[str, float]:
-        """How often each domain has been gone through after `step` steps (1.0 = every row once)."""
-        consumed = self._table.consumed(step * self.batch_size)
+    def epochs(self, step: int, *, samples: int = 0) -> dict[str, float]:
+        """How often each domain has been gone through after `samples` samples and `step` steps more (1.0 = every row
+        once).
+        """
+        consumed = self._table.consumed(samples + step * self.batch_size)
         return {name: float(consumed[i] / self._rows[i]) for i, name in enumerate(self._table.names)}
 
     def shares(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from resformer.errors import UserError
-from resformer.train.files import sha256
+from resformer.train.files import OLD, put_back, sha256
 
 FORMAT = 2
 STATE, LATEST, TEMPORARY = "state.json", "latest", ".tmp-"
@@ -77,7 +77,7 @@ def find(
         UserError: there is none.
     """
     names = [f"step-{step:08d}"] if step is not None else [f"step-{s:08d}" for s in reversed(steps(checkpoints))]
-    reasons = []
+    reasons = [] if step is not None else _without_state(checkpoints)
     for name in names:
         try:
             state = _verified(checkpoints / name)
@@ -85,7 +85,8 @@ def find(
             reasons.append(f"{name}: {broken}")
             continue
         for reason in reasons:
-            report(f"damaged checkpoint passed over: {reason}; going on from {name}")
+            if reason > name:  # an older one is of no interest
+                report(f"damaged checkpoint passed over: {reason}; going on from {name}")
         return checkpoints / name, state
     have = ", ".join(str(s) for s in steps(checkpoints)) or "none"
     if step is not None and reasons and (checkpoints / names[0]).is_dir():
@@ -94,6 +95,21 @@ def find(
         raise UserError(f"no checkpoint of step {step} in {checkpoints}; checkpoints there: {have}")
     why = f" ({'; '.join(reasons)})" if reasons else ""
     raise UserError(f"no usable checkpoint in {checkpoints}{why}; start anew with --overwrite or in another directory")
+
+
+def _without_state(checkpoints: Path) -> list[str]:
+    """What is wrong with directories that look like checkpoints and are none, the newest first."""
+    if not checkpoints.is_dir():
+        return []
+    odd = [p.name for p in checkpoints.iterdir() if _NAME.fullmatch(p.name) and not (p / STATE).is_file()]
+    return [f"{name}: {STATE} is missing" for name in sorted(odd, reverse=True)]
+
+
+def never_saved(checkpoints: Path) -> bool:
+    """Whether no checkpoint was ever completed there, nor may one lie there damaged."""
+    return not checkpoints.is_dir() or not any(
+        _NAME.fullmatch(p.name) or p.name == LATEST or p.name.startswith(OLD) for p in checkpoints.iterdir()
+    )
 
 
 def steps(checkpoints: Path) -> list[int]:
@@ -116,7 +132,10 @@ def kept(checkpoints: Path) -> str:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what an interrupted save left behind. Only for the process that holds the run."""
+    """Remove what an interrupted save left behind, after what it displaced is back. Only for the process that holds the
+    run.
+    """
+    put_back(checkpoints)
     for path in checkpoints.glob(f"{TEMPORARY}*"):
         if re.fullmatch(
             rf"{re.escape(TEMPORARY)}(old-)?[a-z0-9_]{{8}}", path.name
@@ -139,13 +158,13 @@ def _verified(directory: Path) -> TrainState:
         content = json.loads((directory / STATE).read_text(encoding="utf-8"))
     except OSError as error:
         raise _BrokenError(f"{STATE} cannot be read ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _BrokenError(f"{STATE} is no JSON") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise _BrokenError(f"{STATE} does not fit its checksum")
-    if content["format"] != FORMAT:
-        raise _BrokenError(f"{STATE} has format {content['format']}, this version reads {FORMAT}")
-    files: dict[str, str] = content["files"]
+    if content.get("format") != FORMAT:
+        raise _BrokenError(f"{STATE} has format {content.get('format')}, this version reads {FORMAT}")
+    files, state = _read_state(content, directory)
     # The storage reads every such file that it finds, whoever put it there.
     strange = sorted({path.name for path in directory.glob("*.safetensors")} - files.keys())
     strange += [name for name in files if not FILE.fullmatch(name)]
@@ -155,7 +174,24 @@ def _verified(directory: Path) -> TrainState:
         for problem in threads.map(lambda name: _damage(directory / name, files[name]), files):
             if problem:
                 raise _BrokenError(problem)
-    return TrainState(**{name: content[name] for name in TrainState.__dataclass_fields__})
+    return state
+
+
+def _read_state(content: Mapping[str, Any], directory: Path) -> tuple[dict[str, str], TrainState]:
+    """Checksums by file, and the state; a value of another kind than it has is damage."""
+    plain = TrainState()
+    for name in TrainState.__dataclass_fields__:
+        value, like = content.get(name), getattr(plain, name)
+        fits = isinstance(value, int | float if isinstance(like, float) else type(like))
+        if not fits or (isinstance(value, bool) and not isinstance(like, bool)):
+            raise _BrokenError(f"{STATE}: {name} is {value!r}")
+    files = content.get("files")
+    if not isinstance(files, dict) or not files or not all(isinstance(digest, str) for digest in files.values()):
+        raise _BrokenError(f"{STATE}: names no files")
+    state = TrainState(**{name: content[name] for name in TrainState.__dataclass_fields__})
+    if f"step-{state.step:08d}" != directory.name:
+        raise _BrokenError(f"{STATE} is of step {state.step}")
+    return files, state
 
 
 def _damage(path: Path, expected: str) -> str:
@@ -174,10 +210,16 @@ def prune(checkpoints: Path, step: int, *, keep_last: int, keep_every: int | Non
     for old in [s for s in steps(checkpoints) if s <= step][:-keep_last]:
         if keep_every is not None and old % keep_every == 0:
             continue
-        directory = checkpoints / f"step-{old:08d}"
-        (directory / STATE).unlink(missing_ok=True)  # without it, it is no checkpoint any more
-        for path in directory.iterdir():
-            if FILE.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else's files in there stay
-            directory.rmdir()
+        _remove(checkpoints / f"step-{old:08d}")
+
+
+def _remove(directory: Path) -> None:
+    """Remove a checkpoint's files; somebody else's in there stay. state.json goes last, so that one that is half
+    removed is seen as damaged, and removed the next time.
+    """
+    for path in directory.iterdir():
+        if FILE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    (directory / STATE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()

@@ -153,7 +153,8 @@ class TrainConfig:
     async_save: bool = False
     """Write checkpoints while training goes on; costs the memory of one copy of weights and optimizer on the CPU."""
     skip_limit: Whole = 0
-    """Steps of the run that may be left out because loss or gradient is not finite, or a spike; one more ends it."""
+    """Steps of the run that may be left out because loss or gradient is not finite, or a spike. One more that is not
+    finite ends the run, one more spike is kept."""
     spike_factor: Annotated[float, Field(gt=1)] | None = None
     """A gradient norm over this multiple of its running mean is a spike: reported, and left out if skip_limit allows;
     none = none is."""
@@ -210,7 +211,7 @@ class ParallelConfig:
     """Processes that share one copy of weights, gradients and optimizer (FSDP); none = all that replicate leaves."""
     replicate: Small = 1
     """Copies of the weights: with shard = 1 every process has its own (DDP), with both above 1 it is HSDP."""
-    timeout_seconds: Positive = 600.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=10_000_000)] = 600.0
     """How long a process waits for the others before it gives up."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -210,9 +211,14 @@ def _from_file(path: Path, problems: list[str]) -> Iterator[Assignment]:
             problems += [f"{path}: {name}: {_unknown(name)}" for name in wrong]
 
 
+# section.table."a key of its own, as TOML quotes it"=value
+_QUOTED = re.compile(r"""([\w.]+\.)(["'])(.+)\2\s*=(.*)""", re.DOTALL)
+
+
 def _from_texts(texts: Sequence[str], problems: list[str]) -> Iterator[Assignment]:
     for text in texts:
-        path, equals, value = text.partition("=")
+        quoted = _QUOTED.fullmatch(text)
+        path, equals, value = (quoted[1] + quoted[3], "=", quoted[4]) if quoted else text.partition("=")
         if equals:
             yield from _checked(f"--set {text}", path.strip(), value.strip(), problems, parse=True)
         else:

@@ -79,15 +79,29 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+OLD = ".tmp-old-"
+
+
+def put_back(parent: Path) -> None:
+    """Undo what `put_directory` was killed in the middle of: give directories that lost their name it back."""
+    for old in parent.glob(f"{OLD}*"):
+        for directory in old.iterdir():
+            if not (parent / directory.name).exists():
+                os.replace(directory, parent / directory.name)
+
+
 def put_directory(temporary: Path, target: Path) -> None:
-    """Give a finished directory its name, in place of an older one of that name; at no moment is a half one visible."""
+    """Give a finished directory its name, in place of an older one of that name; at no moment is a half one visible.
+
+    Between two renames the older one lies in a directory `OLD*` beside it: `put_back` finds it there after a kill.
+    """
     for path in temporary.iterdir():
         path.chmod(0o644)  # temporary files are private
         sync_file(path)
     temporary.chmod(0o755)
     sync_directory(temporary)
     if target.exists():
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=".tmp-old-"))
+        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=OLD))
         os.replace(target, old / target.name)
         os.replace(temporary, target)
         shutil.rmtree(old)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from resformer.evaluate.loss import Interrupted, evaluate
@@ -87,11 +88,13 @@ class Fit:
             RunFailure: numbers that are not finite, or something could not be written.
             Stopped: a signal came; there is a checkpoint of the step after which it was honoured.
         """
+        if state.step:
+            self.saver.saved = state.step  # it came from there
         if state.pending_validation:
             state = self.validate(state)
             if state.step == self.steps and not state.pending_validation:
                 self.save(state, at_once=True)
-        if state.step < self.steps and (note := epochs_note(self.config, self.parts.sampler)):
+        if state.step < self.steps and (note := epochs_note(self.config, self.parts.sampler, state)):
             self.reporter.note(f"note: {note}")
         signal = self.ranks.agree(self.stop.number)[0]
         with Feeder(self.parts.sampler, self.ranks, self.config.train.batch_size) as feeder:
@@ -296,7 +299,9 @@ class Fit:
             "tokens": sum(d["tokens"] for d in scores["domains"].values()),
         }
         rows: list[dict[str, Any]] = [
-            {"split": "validation", "domain": domain, "step": state.step, **values, "train_tokens": state.tokens}
+            {"split": "validation", "domain": domain, "step": state.step}
+            | {key: values[key] for key in mean}
+            | {"train_tokens": state.tokens}
             for domain, values in [*scores["domains"].items(), ("all", mean)]
         ]
         small = [name for name, parameter in parts.model.named_parameters() if group_of(name, parameter) == "lambdas"]
@@ -311,7 +316,18 @@ class Fit:
         return replace(state, pending_validation=False)
 
     def save(self, state: TrainState, *, at_once: bool) -> None:
-        """A checkpoint of `state`, whose rows have all been written."""
+        """A checkpoint of `state`, whose rows have all been written.
+
+        Raises:
+            RunFailure: a weight is not finite, or it could not be written.
+        """
+        if self.ranks.agree(int(not finite(self.parameters)))[0]:
+            self.ranks.fail(
+                RunFailure(
+                    f"step {state.step}: its update made weights that are not finite, so it is not saved; "
+                    f"{checkpoint.kept(self.parts.checkpoints)}; start again with a lower optim.lr"
+                )
+            )
         state = replace(state, metrics_bytes=self.log.sync(), processes=self.ranks.size)
         self.saver.save(state, self.parts.model, self.parts.optimizers, at_once=at_once)
 
@@ -319,6 +335,13 @@ class Fit:
 def parameters_of(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
     """All that is trained, in the order of the groups."""
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def finite(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether all that this process has of the weights is finite. Waits for the device."""
+    own = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    sums = torch._foreach_norm([part.detach() for part in own if part.numel()], 1)
+    return bool(torch.stack([s.isfinite() for s in sums]).all()) if sums else True
 
 
 def draw_seed(seed: int, step: int, rank: int) -> int:

@@ -35,6 +35,8 @@ from resformer.train.optim import build_optimizers, watched
 from resformer.train.progress import Reporter, Silent
 from resformer.train.setup import (
     Parts,
+    check_alike,
+    check_epochs,
     hold,
     last_validation,
     micro_batch_size,
@@ -75,7 +77,8 @@ def train(
     Args:
         config: the whole configuration, of a recipe or `configure`.
         out: the run directory; must be new or empty unless `resume` or `overwrite`.
-        resume: go on from the last checkpoint in `out`; on the CPU the result equals an uninterrupted run's to the bit.
+        resume: go on from the last checkpoint in `out`, from the first step if there is none yet; on the CPU the
+            result equals an uninterrupted run's to the bit.
         overwrite: start anew in `out`; only files that a run wrote are removed.
         dry_run: print the configuration and what the run costs, write nothing.
         on_change: with `resume`, what a changed horizon, batch or optimizer setting means: "refuse", or "continue" with
@@ -101,6 +104,9 @@ def train(
     with processes(device, timeout_seconds=config.parallel.timeout_seconds) as ranks:
         try:
             ranks.on_first(lambda: rundir.check_start(out, resume=resume, overwrite=overwrite))
+            if resume and ranks.on_first(lambda: rundir.nothing_saved(out, config)):
+                notes.append("no checkpoint was written yet: the run starts from its first step")
+                resume, overwrite = False, True
             if ranks.device.type == "cpu":
                 keep_freed_memory()
             with numerics(config, ranks.device):
@@ -111,6 +117,7 @@ def train(
                     changed: dict[str, tuple[Any, Any]] = {}
                     if resume:
                         state, changed = restore(parts, state, notes, change=on_change == "continue")
+                        check_epochs(config, parts.sampler, state)
                     else:
                         ranks.on_first(lambda: start(parts, described, command, overwrite=overwrite))
                     return _run(parts, described, state, log, notes, resume=resume, command=command, changed=changed)
@@ -125,6 +132,7 @@ def train(
 
 def _dry_run(config: Config, out: Path, notes: list[str]) -> RunResult:
     dataset, sampler = open_data(config)
+    check_epochs(config, sampler)
     show_plan(config, _described(config, dataset), dataset, sampler, notes)
     return RunResult(out=out, final_validation={})
 
@@ -148,10 +156,13 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         model = build_model(config, described, ranks.device)
         if config.train.init_from is not None and not resume:
             load_initial(model, config.train.init_from, report=notes.append)
+        if not resume:
+            check_epochs(config, sampler)
         sampler.batch(1)  # what cannot be read stops us before an older run is removed
         return layout, dataset, sampler, described, model
 
     layout, dataset, sampler, described, model = ranks.together(alone)
+    check_alike(config, dataset, ranks)
     parallelize(
         model,
         ranks,

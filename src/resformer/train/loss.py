@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from resformer.evaluate.loss import kept_apart
 from resformer.parallel import Ranks
 from resformer.parallel.wrap import synchronise
+from resformer.train.reduced_loss import reduced_nll
 
 # Rows of logits at a time on the CPU: 512 x 4,096 fp32 (8 MB) stay in the cache. Head and loss of 4,096 tokens, forward
 # and backward, take 0.25 s of one core so, against 0.42 s with whole logits (C = 128).
@@ -113,8 +114,7 @@ def _linear_nll(hidden_NC: Tensor, head: nn.Linear, targets_N: Tensor) -> Tensor
     kind = hidden_NC.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        hidden_NC, weight_VC = hidden_NC.to(dtype), weight_VC.to(dtype)
-        bias_V = bias_V.to(dtype) if bias_V is not None else None
+        return reduced_nll(hidden_NC, weight_VC, bias_V, targets_N, dtype=dtype, ignored=IGNORED)
     if not hasattr(nn, "LinearCrossEntropyOptions"):  # torch < 2.13
         chunks = zip(hidden_NC.split(CPU_CHUNK_ROWS), targets_N.split(CPU_CHUNK_ROWS), strict=True)
         return sum(  # type: ignore[return-value]

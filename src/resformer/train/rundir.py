@@ -128,6 +128,18 @@ def clear(out: Path) -> None:
             os.rmdir(directory)
 
 
+def nothing_saved(out: Path, config: Config) -> bool:
+    """Whether the run in `out`, which has the configuration `config`, never came to its first checkpoint.
+
+    Raises:
+        UserError: it has another configuration.
+    """
+    if not checkpoint.never_saved(out / CHECKPOINTS):
+        return False
+    check_same(out, config)
+    return True
+
+
 def check_same(out: Path, config: Config, *, change: bool = False) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
     """Compare with the configuration that the run in `out` has; return notes on harmless differences, and the others,
     which the rest of the run is to have: path -> (before, now).

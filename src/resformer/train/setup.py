@@ -20,10 +20,10 @@ from resformer.parallel import Ranks
 from resformer.train import checkpoint, imports, rundir, tensors
 from resformer.train.checkpoint import TrainState
 from resformer.train.config import Config
-from resformer.train.configure import to_toml
+from resformer.train.configure import to_toml, to_tree
 from resformer.train.environment import environment, versions
 from resformer.train.estimate import estimate_memory, memory_line, time_line
-from resformer.train.files import write_atomic, write_json
+from resformer.train.files import put_back, write_atomic, write_json
 from resformer.train.metrics import MetricsLog, read_rows
 
 
@@ -75,7 +75,7 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
     """The corpus, and the order of its samples; `verify` False leaves the checksums to another process.
 
     Raises:
-        UserError: there is none, it does not fit, or the run would go through a domain more often than it may.
+        UserError: there is none, or it does not fit.
     """
     if config.data.dir is None:
         raise UserError(
@@ -90,7 +90,6 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
         packing=config.data.packing,
         document_mask=config.data.document_mask,
     )
-    _check_epochs(config, sampler)
     for domain in dataset.domains:  # complains now, not at the first validation, when one has no text
         dataset.validation(
             domain, sequence_length=config.data.sequence_length, max_tokens=config.train.validation_tokens
@@ -98,19 +97,43 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
     return dataset, sampler
 
 
-def _check_epochs(config: Config, sampler: Any) -> None:
-    """Keep to data.max_epochs."""
-    most = config.data.max_epochs
+def check_alike(config: Config, dataset: Any, ranks: Ranks) -> None:
+    """See that all processes were given the same configuration and corpus; where a corpus lies may differ.
+
+    Raises:
+        UserError: in the first process, and Elsewhere in the others: something differs, which it names.
+    """
+    if ranks.size == 1:
+        return
+    own = {f"{s}.{name}": value for s, table in to_tree(config).items() for name, value in table.items()}
+    own |= {"data.dir": f"the corpus {dataset.fingerprint[:12]}"}
+    given = ranks.gather(own)
+    for rank, other in enumerate(given):
+        if different := [name for name in given[0] if given[0][name] != other[name]]:
+            said = ", ".join(
+                f"{name} is {given[0][name]!r} in process 0 and {other[name]!r} in {rank}" for name in different
+            )
+            ranks.fail(UserError(f"the processes were not started alike: {said}; give all of them the same"))
+
+
+def check_epochs(config: Config, sampler: Any, state: TrainState = TrainState()) -> None:  # noqa: B008  (frozen)
+    """Keep to data.max_epochs, in a run that stands at `state`.
+
+    Raises:
+        UserError: the run would go through a domain more often.
+    """
+    most, left = config.data.max_epochs, config.train.steps - state.step
     if most is None:
         return
-    epochs = sampler.epochs(config.train.steps)
+    epochs = sampler.epochs(left, samples=state.samples)
     domain = max(epochs, key=lambda name: epochs[name])
     if epochs[domain] <= most:
         return
-    fitting = int(config.train.steps * most / epochs[domain])
-    while fitting and max(sampler.epochs(fitting).values()) > most:  # the mixture is exact to within a sample only
+    fitting = min(left, int(left * most / epochs[domain]) + 1)
+    # The mixture is exact to within a sample only.
+    while fitting and max(sampler.epochs(fitting, samples=state.samples).values()) > most:
         fitting -= 1
-    shorter = f"set train.steps to {fitting} or fewer, " if fitting else ""
+    shorter = f"set train.steps to {state.step + fitting} or fewer, " if fitting else ""
     raise UserError(
         f"the run would go {epochs[domain]:.4g} times through domain '{domain}', data.max_epochs is {most:g}; {shorter}"
         "give the domain a lower weight (data.weights), prepare more text of it, or raise data.max_epochs (none = no "
@@ -118,9 +141,10 @@ def _check_epochs(config: Config, sampler: Any) -> None:
     )
 
 
-def epochs_note(config: Config, sampler: Any) -> str:
-    """A line on the domains that the run goes through more than once; "" if there are none."""
-    again = {name: times for name, times in sampler.epochs(config.train.steps).items() if times > 1}
+def epochs_note(config: Config, sampler: Any, state: TrainState) -> str:
+    """A line on the domains that the run, which stands at `state`, goes through more than once; "" for none."""
+    epochs = sampler.epochs(config.train.steps - state.step, samples=state.samples)
+    again = {name: times for name, times in epochs.items() if times > 1}
     if not again:
         return ""
     times = ", ".join(f"{name} {count:.2f}" for name, count in again.items())
@@ -168,7 +192,7 @@ def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | Non
 def restore(
     parts: Parts, fresh: TrainState, notes: list[str], *, change: bool = False
 ) -> tuple[TrainState, dict[str, tuple[Any, Any]]]:
-    """Bring model and optimizers to the last checkpoint; nothing in the directory changes. Return where the run stands,
+    """Bring model and optimizers to the last checkpoint; no file changes. Return where the run stands,
     and the keys that the rest of it is to have other values of: path -> (before, now).
     """
     directory, state, more, changed = parts.ranks.on_first(lambda: _found(parts, fresh, change=change))
@@ -186,6 +210,7 @@ def _found(
     """The checkpoint to go on from, its state, notes and changed keys."""
     config, out = parts.config, parts.out
     notes, changed = rundir.check_same(out, config, change=change)
+    put_back(parts.checkpoints)  # the run is held: nobody is saving
     directory, state = checkpoint.find(parts.checkpoints, report=notes.append)
     if state.data_fingerprint != fresh.data_fingerprint:
         raise UserError(
@@ -228,7 +253,10 @@ def record_resume(
 ) -> None:
     """Add to environment.json where and with what the run went on, and give config.toml the keys that changed."""
     path = parts.out / rundir.ENVIRONMENT
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        facts = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be used ({error}); put back what the run wrote there") from None
     entry = {
         "step": state.step,
         "command": list(command) if command is not None else None,
