@@ -17,7 +17,7 @@ from resformer.train.loss import IGNORED
 def test_sum_and_gradients_are_those_of_fp32_over_bf16_logits(
     monkeypatch: pytest.MonkeyPatch, bias: bool, rows: int
 ) -> None:
-    monkeypatch.setattr(reduced_loss, "_LOGITS", 50 * rows)
+    monkeypatch.setattr(reduced_loss, "LOGITS", 50 * rows)
     monkeypatch.setattr(reduced_loss, "max", lambda *x: min(x), raising=False)
     torch.manual_seed(0)
     head = nn.Linear(16, 50, bias=bias)

@@ -162,7 +162,14 @@ def launched() -> tuple[int, int, int]:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start processes with "
             "torchrun, or unset WORLD_SIZE to train in one"
         )
-    return _number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK")
+    rank, size, local_rank = _number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK")
+    if not 0 <= rank < size or not 0 <= local_rank < size or not 0 < _number("MASTER_PORT") < 65_536:
+        raise UserError(
+            f"the environment says RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size}, "
+            f"MASTER_PORT={os.environ['MASTER_PORT']}: ranks count from 0 to {size - 1}, ports to 65535; start "
+            "processes with torchrun"
+        )
+    return rank, size, local_rank
 
 
 def _number(name: str, default: str = "") -> int:
@@ -201,7 +208,13 @@ def processes(device: torch.device, *, timeout_seconds: float = 600.0) -> Iterat
     ours, timeout = not dist.is_initialized(), timedelta(seconds=timeout_seconds)
     if ours:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timeout)
+        try:
+            dist.init_process_group(backend, timeout=timeout)
+        except RuntimeError as error:
+            if not (said := lost_contact(error)):
+                raise
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise RunError(f"process {rank} of {size} found no others at {where} ({said}); start all again") from error
     try:
         joined = Ranks(rank=rank, size=size, local_rank=local_rank, device=device)
         groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)]

@@ -14,7 +14,9 @@ from resformer.models.sizes import SIZES
 from resformer.train.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 
 BATCH_TOKENS = 2**21
-# Sequence length -> (sequences in a batch, sequences in one forward pass of an 80 GB GPU), about 2.1M tokens each.
+# Sequence length -> (sequences in a batch of about 2.1M tokens, in one forward pass of the 82M model on 80 GB).
+# Larger models: fewer sequences in a forward pass, by what `--dry-run` estimates.
+FEWER = {"468m": 2, "1b6": 4}
 LENGTHS = {512: (4096, 128), 2048: (1024, 32), 8192: (256, 8), 32_000: (64, 2), 64_000: (32, 1)}
 
 
@@ -32,7 +34,7 @@ def paper(size: str, *, length: int = 2048, tokens: float = 10_000 * BATCH_TOKEN
         train=TrainConfig(
             steps=round(tokens / BATCH_TOKENS),
             batch_size=batch,
-            micro_batch_size=micro,
+            micro_batch_size=max(1, micro // FEWER.get(size, 1)),
             seed=42,
             dtype="bf16",
             compile=True,

@@ -14,10 +14,12 @@ from resformer.models.accounting import account
 from resformer.models.compat import enable_checkpointing
 from resformer.train.config import Config
 from resformer.train.loss import CPU_CHUNK_ROWS
+from resformer.train.reduced_loss import LOGITS
 from resformer.train.usage import A100, H100_SXM
 
 PEAKS = {"A100": A100, "H100 or H200": H100_SXM}
 MFU = 0.4
+DEVICE_BYTES = 80 * 10**9
 STATES_BYTES = 16  # for each parameter: weight, gradient and two moments of AdamW, all fp32
 
 
@@ -52,11 +54,15 @@ def estimate_memory(config: Config, described: ResFormerConfig) -> MemoryEstimat
     activations = whole
     if config.train.checkpointing:
         activations = _saved_bytes(config, described, checkpointing=True) + whole // described.num_hidden_layers
-    rows = min(CPU_CHUNK_ROWS, config.micro_batch_size * config.data.sequence_length)
+    rows = config.micro_batch_size * config.data.sequence_length
+    if config.train.dtype == "fp32":
+        logits = 2 * 4 * min(CPU_CHUNK_ROWS, rows) * described.vocab_size
+    else:  # and the gradient of the head, which is made in the forward pass
+        logits = 2 * 4 * min(LOGITS, rows * described.vocab_size) + 4 * described.vocab_size * described.hidden_size
     return MemoryEstimate(
         states=STATES_BYTES * account(described).parameters // (config.parallel.shard or 1),
         activations=activations,
-        logits=2 * 4 * rows * described.vocab_size,
+        logits=logits,
     )
 
 
@@ -86,11 +92,16 @@ def _saved_bytes(config: Config, described: ResFormerConfig, *, checkpointing: b
     return sum(size for size, _ in saved.values())
 
 
-def memory_line(estimate: MemoryEstimate) -> str:
-    """The estimate in words."""
+def memory_line(estimate: MemoryEstimate, sequences: int) -> str:
+    """The estimate for micro-batches of `sequences` in words, and what would fit a device of 80 GB."""
+    each = estimate.activations / sequences
+    fits = max(0, int((DEVICE_BYTES - estimate.states - estimate.logits) / each))
+    up_to = f"train.micro_batch_size up to {fits}" if fits else "no train.micro_batch_size"
+    micro = f"{up_to} fits a device of 80 GB"
     return (
         f"memory of one process: about {_size(estimate.total)} (weights, gradients and AdamW {_size(estimate.states)}, "
-        f"activations of a micro-batch {_size(estimate.activations)}, logits {_size(estimate.logits)})"
+        f"activations of a micro-batch {_size(estimate.activations)}, logits {_size(estimate.logits)}), without what a "
+        f"compiled model saves; {micro}"
     )
 
 

@@ -50,6 +50,8 @@ from resformer.train.signals import StopRequest
 from resformer.train.track import Trackers, check_trackers
 from resformer.train.usage import Usage
 
+PAPER_VOCABULARY = 50_277  # of GPT-NeoX
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
@@ -131,9 +133,12 @@ def train(
 
 
 def _dry_run(config: Config, out: Path, notes: list[str]) -> RunResult:
+    if config.data.dir is None:
+        show_plan(config, model_config(config, vocab_size=PAPER_VOCABULARY), None, notes)
+        return RunResult(out=out, final_validation={})
     dataset, sampler = open_data(config)
     check_epochs(config, sampler)
-    show_plan(config, _described(config, dataset), dataset, sampler, notes)
+    show_plan(config, _described(config, dataset), (dataset, sampler), notes)
     return RunResult(out=out, final_validation={})
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LOGITS = 1 << 26  # of a chunk, at a time: 256 MB in fp32
+LOGITS = 1 << 26  # of a chunk, at a time: 256 MB in fp32
 
 
 def reduced_nll(
@@ -45,7 +45,7 @@ class _ReducedNll(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight_VC, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias and bias_V is not None else None
-        rows = max(128, _LOGITS // weight.shape[0])
+        rows = max(128, LOGITS // weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
                 part, targets = hidden[start : start + rows], targets_N[start : start + rows]

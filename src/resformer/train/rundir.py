@@ -90,6 +90,8 @@ def check_start(out: Path, *, resume: bool, overwrite: bool, held: bool = False)
         raise UserError("--resume and --overwrite exclude each other; give one of them")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; expected a directory")
+    if out.is_symlink() and not out.exists():
+        raise UserError(f"--out {out} is a link to {os.readlink(out)}, which is not there; make it, or choose another")
     if not held and (out / METRICS).is_file():
         MetricsLog(out / METRICS).close()
     if resume:

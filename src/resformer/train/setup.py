@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from resformer.data import open_dataset
+from resformer.data.sampler import check_weights
 from resformer.errors import UserError
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
 from resformer.models.accounting import account
@@ -82,6 +83,8 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
             "data.dir is not set; pass --data DIR (`resformer data prepare --input embedded --out DIR` makes one)"
         )
     dataset = open_dataset(config.data.dir, verify=config.data.verify if verify else "none")
+    if config.data.weights is not None:
+        check_weights(config.data.weights, dataset.domains, name="data.weights")
     sampler = dataset.sampler(
         sequence_length=config.data.sequence_length,
         batch_size=config.train.batch_size,
@@ -212,6 +215,7 @@ def _found(
     notes, changed = rundir.check_same(out, config, change=change)
     put_back(parts.checkpoints)  # the run is held: nobody is saving
     directory, state = checkpoint.find(parts.checkpoints, report=notes.append)
+    read_rows(out / rundir.METRICS)  # complains now, not when the run is exported
     if state.data_fingerprint != fresh.data_fingerprint:
         raise UserError(
             f"--resume {out}: the run was trained on the corpus {state.data_fingerprint[:12]}, "
@@ -270,21 +274,27 @@ def record_resume(
         write_atomic(parts.out / rundir.CONFIG, to_toml(parts.config))
 
 
-def show_plan(config: Config, described: ResFormerConfig, dataset: Any, sampler: Any, notes: list[str]) -> None:
-    """What `--dry-run` prints: the configuration, then costs as comments, so that the output is a valid config file."""
+def show_plan(config: Config, described: ResFormerConfig, data: tuple[Any, Any] | None, notes: list[str]) -> None:
+    """What `--dry-run` prints: the configuration, then costs as comments, so that the output is a valid config file.
+    data: the corpus and the order of its samples, if there is a corpus yet.
+    """
     costs = account(described, sequence_length=config.data.sequence_length)
     steps, tokens = config.train.steps, config.train.steps * config.train.batch_size * config.data.sequence_length
-    epochs = ", ".join(f"{domain} {times:.2f}" for domain, times in sampler.epochs(steps).items())
-    counted = f"; {_counted(sampler, tokens)}" if sampler.masked else ""
+    said, corpus = "", f"none given; a vocabulary of {described.vocab_size:,}, the paper's, is assumed"
+    if data is not None:
+        dataset, sampler = data
+        epochs = ", ".join(f"{domain} {times:.2f}" for domain, times in sampler.epochs(steps).items())
+        said = f"; epochs: {epochs}" + (f"; {_counted(sampler, tokens)}" if sampler.masked else "")
+        corpus = dataset.fingerprint
     lines = [
         *(f"note: {note}" for note in notes),
         f"parameters: {costs.parameters:,} ({json.dumps(costs.parameters_by_group)})",
         f"FLOPs: {costs.flops_per_token:,} per token forward, {3 * costs.flops_per_token * tokens:.3g} for the run",
-        memory_line(estimate_memory(config, described)),
+        memory_line(estimate_memory(config, described), config.micro_batch_size),
         time_line(3 * costs.flops_per_token * tokens),
         f"KV cache: {costs.kv_bytes_per_token:,} bytes per token (fp32), {costs.kv_ratio:.4f} of the Transformer's",
-        f"training tokens: {tokens:,} in {steps:,} steps; epochs: {epochs}{counted}",
-        f"corpus: {dataset.fingerprint}",
+        f"training tokens: {tokens:,} in {steps:,} steps{said}",
+        f"corpus: {corpus}",
     ]
     print(to_toml(config))
     print("\n".join(f"# {line}" for line in lines))
