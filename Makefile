@@ -78,6 +78,6 @@ $(BASE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) (torch, transformers, test tools; a minute or two)"
-	@$(INSTALL) -e '.[dev,data,serving]'
+	@$(INSTALL) -e '.[dev,data,eval,serving]'
 	@$(COMPILE)
 	@touch $(BASE) $@

@@ -12,6 +12,7 @@ from resformer import shell
 from resformer.commands.analysis import analyze
 from resformer.commands.corpus import data_inspect, data_prepare
 from resformer.commands.generate import generate
+from resformer.commands.lambdas import analyze_lambdas
 from resformer.commands.models import evaluate
 from resformer.commands.runs import export, train, watch
 from resformer.commands.suites import suite_list, suite_report, suite_run, suite_status
@@ -28,6 +29,7 @@ COMMANDS: dict[str, shell.Command] = {
     "eval": evaluate,
     "generate": generate,
     "analyze": analyze,
+    "analyze-lambdas": analyze_lambdas,
     "suite list": suite_list,
     "suite run": suite_run,
     "suite status": suite_status,

@@ -129,6 +129,8 @@ def weights(pairs: tuple[str, ...]) -> dict[str, float] | None:
     found = {}
     for pair in pairs:
         domain, _, number = pair.partition("=")
+        if domain in found:
+            raise UserError(f"--weights: {domain!r} is named twice; give one weight")
         try:
             found[domain] = float(number)
         except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,16 +45,6 @@ def show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows with equal keys; the keys are the columns."""
     columns = list(rows[0])
     show(title, [column.replace("_", " ") for column in columns], [[row[column] for column in columns] for row in rows])
-
-
-def show_evaluation(model: str, result: Mapping[str, Any]) -> None:
-    """Print what `resformer.evaluate.loss.evaluate` returned."""
-    rows = [
-        (name, d["tokens"], d["loss"], math.exp(d["loss"]), d["bits_per_byte"]) for name, d in result["domains"].items()
-    ]
-    tokens = sum(row[1] for row in rows)
-    rows.append(("mean of domains", tokens, result["loss"], math.exp(result["loss"]), result["bits_per_byte"]))
-    show(f"{model}: validation", ["domain", "tokens", "loss (nats/token)", "perplexity", "bits per byte"], rows)
 
 
 def show_plan(head: Mapping[str, Any], totals: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

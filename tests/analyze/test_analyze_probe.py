@@ -96,6 +96,8 @@ def test_a_probe_equals_measures_of_whole_tensors(name: str) -> None:
             assert torch.allclose(found["hidden_norm", n], measures.state_norms(hidden), rtol=1e-5)
             spectrum = measures.spectrum(hidden, centred=True)
             assert torch.allclose(found["hidden_spectrum", n], spectrum, rtol=1e-4, atol=1e-5)
+    normed = measures.token_similarity(expected.hidden_states[-1])
+    assert torch.allclose(found["normed_hidden_similarity", 3], normed, rtol=1e-4, atol=1e-6)
     assert torch.allclose(found["hidden_norm", 0], measures.state_norms(expected.hidden_states[0]), rtol=1e-5)
 
 

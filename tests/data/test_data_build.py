@@ -21,6 +21,8 @@ from resformer import cli
 from resformer.data import inspect, merge, open_dataset, parts, placement, prepare, shards
 from resformer.data.dataset import Dataset
 from resformer.data.documents import draw, text_hash
+from resformer.data.reading import Reading
+from resformer.data.sources import list_sources
 from resformer.errors import UserError
 
 
@@ -301,7 +303,7 @@ def test_skipping_bad_lines_goes_on_with_what_had_none(
     assert len(kept) == 3
     added: list[int] = []
     whole = parts.Parts.add
-    monkeypatch.setattr(parts.Parts, "add", lambda self, *a: (added.append(1), whole(self, *a))[1])
+    monkeypatch.setattr(parts.Parts, "add", lambda self, *a, **k: (added.append(1), whole(self, *a, **k))[1])
     dataset = open_dataset(build([source, broken], tokenizer=tmp_path / "vocabulary", on_bad_line="skip"))
     assert "z" in dataset.domains and len(added) == 1
 
@@ -321,6 +323,55 @@ def test_tasks_share_the_work_and_the_result_is_the_same(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "whole"]
     with pytest.raises(UserError, match=r"--task: got '3/2', expected i/n with i from 1 to n"):
         build([source], "other", task="3/2")
+
+
+def test_a_build_killed_when_it_was_done_leaves_nothing_for_long(
+    build: Callable[..., Path], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resformer.data.build.shutil.rmtree", lambda *a, **k: None)
+    build([source])
+    monkeypatch.undo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.partial", "out"]
+    build([source])
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_source_that_another_process_works_on_is_left_to_it(
+    build: Callable[..., Path], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = tree(build([source], "whole"))
+    build([source], task="2/2")
+    found = list(list_sources([str(source)], Reading(), kind=None, token_dtype=None, max_bytes=None))
+    with parts.Parts(parts.home_of(tmp_path / "out")).held(found[0]) as mine:
+        assert mine
+        build([source], task="1/2")
+        said = capsys.readouterr().err
+        assert "book.jsonl: another process works on it, left to that" in said and "1 are left to others" in said
+    assert tree(build([source])) == expected
+
+
+def test_max_bytes_is_kept_by_an_interrupted_build(
+    build: Callable[..., Path], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an input was cut is remembered, not worked out anew."""
+    monkeypatch.setattr("resformer.data.readers.BLOCK_BYTES", 500)
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    expected = tree(build([source], "whole", max_bytes=9_000))
+    finish = parts.Parts.finish
+    for stops in range(2):
+        calls: list[int] = []
+
+        def stop(self: parts.Parts, one: object, stops: int = stops, calls: list[int] = calls) -> None:
+            calls.append(1)
+            if len(calls) > stops:
+                raise KeyboardInterrupt
+            finish(self, one)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(parts.Parts, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build([source], max_bytes=9_000)
+        monkeypatch.setattr(parts.Parts, "finish", finish)
+    assert tree(build([source], max_bytes=9_000)) == expected
 
 
 @pytest.mark.parametrize("workers", [1, 5])

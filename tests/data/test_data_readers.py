@@ -216,7 +216,7 @@ def test_text_and_domain_by_the_names_of_columns(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     got, report = documents(file, "skip", text_column="body.raw", domain_from="kind")
     assert got == [("news", "one"), ("law", "two")]
-    assert report.problems[str(file)]["sample"] == [
+    assert report.asdict(())["problems"][str(file)]["sample"] == [
         f"{file}:3: expected a string in the field 'body.raw', got keys ['body', 'kind']"
     ]
     with pytest.raises(ValueError, match="expected the domain's name in the field 'kind', got 3"):
@@ -246,7 +246,7 @@ def test_a_long_file_is_read_in_ranges_with_the_right_line_numbers(
             assert got == expected and len(got) == 299
             assert report.problems == whole.problems
             monkeypatch.undo()
-    assert whole.problems[str(file)]["sample"][0].startswith(f"{file}:212: ")
+    assert whole.asdict(())["problems"][str(file)]["sample"][0].startswith(f"{file}:212: ")
 
 
 def test_patterns_and_small_files_in_order(tmp_path: Path) -> None:

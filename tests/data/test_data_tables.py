@@ -101,7 +101,7 @@ def test_parquet_rows_without_text_are_bad_lines(tmp_path: Path) -> None:
     found, report = documents(source(file), "skip")
     assert [text for _, text in found] == ["a", "d"]
     assert report.totals == {"files": 1, "bad_lines": 2}
-    sample = report.problems[str(file)]["sample"]
+    sample = report.asdict(())["problems"][str(file)]["sample"]
     assert sample[1].startswith(f"{file}:3: 'text' is not UTF-8 (byte 0 of it)")
     # What says that it is UTF-8 need not be.
     claimed = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"], pa.binary()).buffers())

@@ -13,7 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from resformer import ResFormerConfig, ResFormerForCausalLM
 from resformer.errors import UserError
-from resformer.evaluate.loss import Interrupted, evaluate
+from resformer.evaluate.loss import Interrupted, evaluate, scored
+from resformer.evaluate.windows import slide
+from resformer.parallel.ranks import Ranks
 
 SIZES = {
     "vocab_size": 61,
@@ -143,3 +145,31 @@ def test_what_does_not_fit_is_refused() -> None:
             sequence_length=12,
             batch_size=4,
         )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_processes_run_as_many_forward_passes_on_the_same_batches(size: int) -> None:
+    """Five windows of different lengths at batch size 2: none waits for another, each window is scored once."""
+    windows = [window for n in range(5) for window in slide([np.arange(3 + n)], first=1, length=12, item=n)]
+    found: list[list[tuple[int, float]]] = []
+    calls: list[int] = []
+    for rank in range(size):
+        model, seen = llama(), []
+        model.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        rows: list[tuple[int, float]] = []
+        for batch, losses_BT, mask_BT in scored(
+            model, windows, batch_size=2, device=torch.device("cpu"), ranks=Ranks(rank=rank, size=size)
+        ):
+            assert losses_BT.shape == mask_BT.shape == (len(batch), max(len(window.mask) for window in batch))
+            rows += [(one.item, float(loss)) for one, loss in zip(batch, losses_BT.sum(dim=1), strict=True)]
+        found.append(rows)
+        calls.append(len(seen))
+    assert len(set(calls)) == 1 and calls[0] == math.ceil(3 / size)
+    alone = [
+        (one.item, float(losses.sum()))
+        for batch, losses, _ in scored(llama(), windows, batch_size=1, device=torch.device("cpu"))
+        for one in batch
+    ]
+    together = sorted(pair for rows in found for pair in rows)
+    assert [item for item, _ in together] == [item for item, _ in alone] == list(range(5))
+    assert [loss for _, loss in together] == pytest.approx([loss for _, loss in alone], abs=1e-4)

@@ -183,10 +183,25 @@ def blocks_of(model: Any) -> nn.ModuleList:
     return lists[0]
 
 
+_FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm")
+
+
+def final_norm_of(model: Any) -> nn.Module | None:
+    """The norm after the last layer, by its usual names beside the list of layers; None where there is none."""
+    blocks = blocks_of(model)
+    for parent in model.modules():
+        if any(child is blocks for child in parent.children()):
+            return next((m for name in _FINAL_NORMS if isinstance(m := getattr(parent, name, None), nn.Module)), None)
+    return None
+
+
 @contextmanager
 def hidden_states(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `see(layer, states)` with the states `[B, T, C]` that leave each layer (0: the embeddings) as they are made."""
-    blocks = blocks_of(model)
+    """Call `see(layer, states)` with the states `[B, T, C]` that leave each layer as they are made. Layer 0 are the
+    embeddings, the layer after the last one is the last one's states after the final norm, if there is one (what
+    transformers returns as the last of `hidden_states`).
+    """
+    blocks, norm = blocks_of(model), final_norm_of(model)
 
     def first(module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         see(0, inputs[0] if inputs else kwargs["hidden_states"])
@@ -199,6 +214,8 @@ def hidden_states(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[No
 
     handles = [blocks[0].register_forward_pre_hook(first, with_kwargs=True)]
     handles += [block.register_forward_hook(after(i + 1)) for i, block in enumerate(blocks)]
+    if norm is not None:
+        handles.append(norm.register_forward_hook(after(len(blocks) + 1)))
     try:
         yield
     finally:

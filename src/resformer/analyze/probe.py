@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from resformer import measures
-from resformer.analyze.capture import Layer, captured, hidden_states
+from resformer.analyze.capture import Layer, blocks_of, captured, hidden_states
 from resformer.analyze.removal import removal
 from resformer.core.policy import Policy
 
@@ -42,6 +42,7 @@ class Probe:
         own: dict[int, Tensor] = {}
         read: dict[int, Tensor] = {}
         kept: list[Layer] = []
+        last = len(blocks_of(self.model))
 
         def see(layer: Layer) -> None:
             self.attention(layer, mask, found)
@@ -51,8 +52,12 @@ class Probe:
                 self.cross_layer(kept, mask, found)
 
         def hidden(layer: int, states: Tensor) -> None:
-            if "hidden" in self.groups:
+            if "hidden" not in self.groups:
+                return
+            if layer <= last:
                 self.states("hidden", layer, states, mask, found, centred=True)
+            else:
+                found["normed_hidden_similarity", last] = measures.token_similarity(states, mask)
 
         inputs = {"input_ids": tokens_BT}
         if mask_BT is not None:

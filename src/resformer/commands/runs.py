@@ -65,7 +65,7 @@ def train(
         "train.init_from": init_from,
     }
     lookup.quiet_libraries()
-    with _said_once():
+    with said_once():
         effective = lookup.run_config(recipe, file=config, overrides=set, flags=flags)
         run_training(
             effective,
@@ -95,7 +95,7 @@ def watch(run: Path, /, *, once: bool = False, every: float = 2.0) -> None:
 
 
 @contextlib.contextmanager
-def _said_once() -> Iterator[None]:
+def said_once() -> Iterator[None]:
     """Let the first process of each machine alone report what all of them see before they know of each other."""
     from resformer.errors import UserError
 

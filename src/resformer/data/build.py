@@ -101,6 +101,8 @@ def prepare(
     piped = sources.STDIN in plan.inputs
     if not piped and placement.already_there(place, plan.settings(None), overwrite):
         say(f"{target}: already prepared")
+        if plan.task is None:
+            parts.tidy(place, plan.encoding_settings(None))
         return target
     plan.check_tokenizer()
     started = time.perf_counter()
@@ -158,6 +160,8 @@ def _build(plan: Request, target: Path, place: Path, home: Path, overwrite: bool
 
 def _keep_stdin(home: Path) -> Path:
     """Standard input in a file: it is read more than once. Equal contents look like the same file."""
+    if sys.stdin is None:
+        raise UserError("--input -: standard input is closed; pipe text into the command")
     file = home / "stdin"
     with parts.whole(file) as handle:
         shutil.copyfileobj(sys.stdin.buffer, handle)
@@ -258,8 +262,12 @@ def _encode(
                 with contextlib.suppress(OSError):
                     last.flush()
             raise
-        for writer in writers:
-            writer.close()
+        else:
+            for writer in writers:
+                writer.close()
+        finally:
+            for writer in writers:
+                writer.lock.close()
 
 
 def _write(

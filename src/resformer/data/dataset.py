@@ -57,6 +57,7 @@ def open_dataset(directory: str | Path, verify: str = "full") -> Dataset:
     """
     if is_address(directory):
         corpus = Remote(str(directory))
+        corpus.check(verify)
         if verify == "full":
             corpus.place_all()
             shards.verify(corpus.directory, corpus.index, verify)

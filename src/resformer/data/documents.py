@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+_MAX_NAME_BYTES = 80
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BOM = chr(0xFEFF)
 _LINE_SEPARATOR = chr(0x2028)
@@ -68,8 +70,16 @@ def draw(identity: bytes, split_seed: int) -> int:
 
 
 def domain_name(raw: str) -> str:
-    """A domain name that is safe as a file name: lower case, `[a-z0-9_-]`, RedPajama's prefix taken off."""
+    """A domain name that is safe as a file name: lower case, letters (of any script), digits, `_` and `-`, 80 bytes or
+    so; RedPajama's prefix taken off. C++ and C# are cpp and csharp.
+    """
     name = raw.strip()
     if name.lower().startswith("redpajama") and len(name) > len("redpajama"):
         name = name[len("redpajama") :]
-    return re.sub(r"[^a-z0-9_-]+", "_", name.lower()).strip("_-") or "text"
+    name = (
+        unicodedata.normalize("NFC", name.lower()).replace("c++", "cpp").replace("c#", "csharp").replace("f#", "fsharp")
+    )
+    name = re.sub(r"[^\w-]+", "_", name).strip("_-") or "text"
+    if len(name.encode()) <= _MAX_NAME_BYTES:
+        return name
+    return f"{name.encode()[:_MAX_NAME_BYTES].decode(errors='ignore')}-{text_hash(name.encode()).hex()[:8]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from resformer.data.documents import clean, draw, text_hash
+from resformer.data.documents import Document, clean, draw, text_hash
 from resformer.data.reading import Block, Report
 from resformer.data.shards import dtype_for
 from resformer.data.tokenizer import Vocabulary
 from resformer.errors import UserError
 
+_UNSPELLABLE = "holds the text of a special token, which this tokenizer cannot write in any other way"
 T = TypeVar("T")
 # One row a document. identity, more: the first 128 bits of the hash of its text. rank: `documents.draw`.
 ROWS = np.dtype(
@@ -26,6 +28,9 @@ ROWS = np.dtype(
 # An encoding takes some two hundred bytes of memory a token until its ids are taken out: so much text at a time.
 _AT_ONCE = 1 << 16
 _MAX_ENCODE = 1 << 18  # characters; longer documents are encoded in pieces
+_MAX_UNCUT = 1 << 22
+_MARK_SEARCH = 1 << 14
+_LETTER_AND_MARK = re.compile(r"[^\W\d_](?=[!-&(-/:-@\[-^{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,32 +93,35 @@ class Encoder:
         """One block."""
         report = Report(on_bad_line=self.on_bad_line)
         names: dict[str, int] = {}
-        texts: list[str] = []
-        ids: list[np.ndarray | None] = []
-        rows: list[tuple[int, int, int, int, int, int]] = []
+        read: list[tuple[Document, str, tuple[int, int, int, int, int, int]]] = []
         for document in block.documents(report):
             counts = report.domain(document.domain)
             counts["documents_read"] += 1
+            text = "" if document.ids is not None else clean(document.text, counts)
+            if (document.ids is None and (not text or text.isspace())) or (
+                document.ids is not None and not len(document.ids)
+            ):
+                counts["empty"] += 1
+                continue
             if document.ids is None:
-                text = clean(document.text, counts)
-                if not text or text.isspace():
-                    counts["empty"] += 1
-                    continue
                 data = text.encode("utf-8")
                 identity, size = text_hash(data), len(data)
-                texts.append(text)
-                ids.append(None)
             else:
-                if not len(document.ids):
-                    counts["empty"] += 1
-                    continue
                 identity, size = text_hash(b"ids " + document.ids.astype("<u4").tobytes()), self.bytes_of(document.ids)
-                ids.append(document.ids)
             domain = names.setdefault(document.domain, len(names))
             first, more = (int.from_bytes(identity[i : i + 8], "big") for i in (0, 8))
-            rows.append((domain, 0, size, first, more, draw(identity, self.split_seed)))
-        encoded = iter(self.texts(texts, report))
-        parts = [next(encoded) if part is None else part for part in ids]
+            read.append((document, text, (domain, 0, size, first, more, draw(identity, self.split_seed))))
+        encoded = iter(self.texts([text for document, text, _ in read if document.ids is None], report))
+        parts, rows = [], []
+        for document, _, row in read:
+            ids = next(encoded) if document.ids is None else document.ids
+            if ids is None:
+                report.bad(document.name, None, _UNSPELLABLE, kind="bad_documents")
+                continue
+            if self.vocabulary.unknown_id is not None and document.ids is None:
+                report.domain(document.domain)["unknown_tokens"] += int((ids == self.vocabulary.unknown_id).sum())
+            parts.append(ids)
+            rows.append(row)
         return Encoded(
             ids=self.joined(parts),
             rows=self.table(rows, parts),
@@ -122,16 +130,16 @@ class Encoder:
             size=block.size,
         )
 
-    def texts(self, texts: list[str], report: Report) -> list[np.ndarray]:
-        """Token ids of each text."""
-        found: list[np.ndarray] = []
+    def texts(self, texts: list[str], report: Report) -> list[np.ndarray | None]:
+        """Token ids of each text, None where it cannot be written."""
+        found: list[np.ndarray | None] = []
         group: list[str] = []
         size = 0
         for text in texts:
             if len(text) > _MAX_ENCODE and self.vocabulary.cuts_safely:
                 found += self.vocabulary.encode(group)
                 report.totals["encoded_in_pieces"] += 1
-                found.append(np.concatenate([self.vocabulary.encode([piece])[0] for piece in cut_safely(text)]))
+                found.append(self.pieces(text))
                 group, size = [], 0
                 continue
             group.append(text)
@@ -140,6 +148,16 @@ class Encoder:
                 found += self.vocabulary.encode(group)
                 group, size = [], 0
         return found + self.vocabulary.encode(group)
+
+    def pieces(self, text: str) -> np.ndarray | None:
+        """Token ids of a long text, piece by piece."""
+        found = []
+        for piece in cut_safely(text):
+            (ids,) = self.vocabulary.encode([piece])
+            if ids is None:
+                return None
+            found.append(ids.astype(self.dtype))
+        return np.concatenate(found).astype(np.int64)
 
     def joined(self, parts: list[np.ndarray]) -> np.ndarray:
         """One array of all ids, checked against the vocabulary, an end-of-text id after each part."""
@@ -150,11 +168,7 @@ class Encoder:
             raise UserError(
                 f"token id {wrong} does not fit the vocabulary of {size}; take the tokenizer of these files"
             )
-        if int((whole == end).sum()) != len(parts):
-            raise UserError(
-                f"--tokenizer: writes its end-of-text token {self.vocabulary.eos_token!r} for ordinary text; take "
-                "another"
-            )
+        assert int((whole == end).sum()) == len(parts), "an end-of-text id inside of a document"
         return whole.astype(self.dtype)
 
     def table(self, rows: list[tuple[int, int, int, int, int, int]], parts: list[np.ndarray]) -> np.ndarray:
@@ -172,13 +186,15 @@ class Encoder:
 
 
 def cut_safely(text: str) -> Iterator[str]:
-    """Pieces of at most about `_MAX_ENCODE` characters, cut where no word of a byte-level tokenizer goes across: after
-    a line end between two characters that are no white space, or before a single space between two letters. Where a
-    text has no such place it is not cut.
+    """Pieces of about `_MAX_ENCODE` characters, cut where no word of a byte-level tokenizer goes across: after a line
+    end between two characters that are no white space, before a single space between two letters, or between a letter
+    and a punctuation mark. Only where there is none of them in `_MAX_UNCUT` characters a piece ends elsewhere.
     """
     start = 0
     while len(text) - start > _MAX_ENCODE:
-        stop = next((cut for low in range(start, len(text), _MAX_ENCODE) if (cut := _safe_cut(text, low))), len(text))
+        windows = range(start, min(start + _MAX_UNCUT, len(text)), _MAX_ENCODE)
+        found = next((cut for low in windows if (cut := _safe_cut(text, low))), 0)
+        stop = found or min(start + _MAX_UNCUT, len(text))
         yield text[start:stop]
         start = stop
     if start < len(text):
@@ -196,7 +212,9 @@ def _safe_cut(text: str, low: int) -> int:
     end = text.rfind(" ", low + 1, high)
     while end > 0 and not (text[end - 1].isalpha() and text[end + 1].isalpha()):
         end = text.rfind(" ", low + 1, end)
-    return max(end, 0)
+    if end > 0:
+        return end
+    return next((m.start() + 1 for m in _LETTER_AND_MARK.finditer(text, max(low + 1, high - _MARK_SEARCH), high)), 0)
 
 
 @contextmanager

@@ -68,6 +68,10 @@ def _nanogpt(path: Path, size: int, token_dtype: str | None) -> Layout:
     dtype = np.dtype(token_dtype).newbyteorder("<")
     if size % dtype.itemsize:
         _misfit(path, f"{size} bytes", f"a multiple of {dtype.itemsize} for {token_dtype}", "check --token-dtype")
+    if token_dtype == "uint16" and size >= 64 and size % 4 == 0:
+        first = _entries(path, "<u2", 0, min(size // 2, 1 << 15) // 2 * 2)
+        if not first[1::2].any():
+            _misfit(path, "a 0 in every second place", "ids of 2 bytes", "they look like 4 bytes: --token-dtype uint32")
     return Layout(dtype=dtype, offset=0, tokens=size // dtype.itemsize)
 
 

@@ -10,6 +10,7 @@ _BAD = {
     "bad_lines": ("bad line", "bad lines"),
     "bad_files": ("bad file", "bad files"),
     "truncated_files": ("truncated file", "truncated files"),
+    "bad_documents": ("bad document", "bad documents"),
     "embedded_files_not_utf8": ("installed source that is not UTF-8", "installed sources that are not UTF-8"),
 }
 _LEFT_OUT = {
@@ -34,6 +35,9 @@ def losses(index: Mapping[str, Any]) -> list[str]:
     skipped = _counted(readers["totals"], _BAD)
     if skipped:
         lines.append(f"skipped in all: {skipped}")
+    unknown = sum(domain["counts"].get("unknown_tokens", 0) for domain in index["domains"].values())
+    if unknown:
+        lines.append(f"the tokenizer has no token for some text: {unknown:,} tokens are its unknown one")
     cut = readers["totals"].get("inputs_cut_by_max_bytes", 0)
     if cut:
         lines.append(f"--max-bytes: of {cut:,} input{'s' * (cut > 1)} only the beginning was taken")

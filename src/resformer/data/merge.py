@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from resformer.data import shards
+from resformer.data.files import Files
 from resformer.data.parts import Part
 from resformer.data.reading import Report
 from resformer.errors import UserError
@@ -70,8 +71,9 @@ def merge(
         report.add(part.report)
     keep = first_ones(parts, report)
     splits = plan_splits(parts, keep, validation_share)
+    files = Files()
     writers = {
-        (domain, split): shards.ShardWriter(work, domain, split, documents=documents, dtype=dtype)
+        (domain, split): shards.ShardWriter(work, domain, split, documents=documents, dtype=dtype, files=files)
         for domain, found in sorted(splits.items())
         for split, documents in (("train", found.documents - found.below), ("validation", found.below))
     }

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,6 +51,8 @@ class Part:
     tokens: int
     domains: list[str]
     report: Report
+    full: bool = False
+    """The source gives nothing after it, for --max-bytes."""
 
     def ids(self, dtype: np.dtype) -> np.ndarray:
         """All token ids, memory-mapped."""
@@ -93,8 +95,19 @@ class Parts:
                 return
             yield Part(stem=stem, report=Report.from_state(facts.pop("report")), **facts)
 
-    def add(self, source: Source, number: int, pieces: list[Encoded]) -> None:
-        """Write the part `number` of a source; it is there once its .json is."""
+    @contextmanager
+    def held(self, source: Source) -> Iterator[bool]:
+        """Keep others from adding to a source; False: somebody else does."""
+        with open(self.directory / f"{key(source)}.lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def add(self, source: Source, number: int, pieces: list[Encoded], *, full: bool) -> None:
+        """Write the part `number` of a source, which the caller holds; it is there once its .json is."""
         stem = self.directory / f"{key(source)}-{number:05d}"
         names: dict[str, int] = {}
         report, rows = Report(), []
@@ -117,6 +130,7 @@ class Parts:
             "text_bytes": int(table["bytes"].sum()),
             "tokens": int(table["tokens"].sum()),
             "domains": list(names),
+            "full": full,
             "report": report.state(),
         }
         with whole(stem.with_suffix(".json")) as handle:
@@ -128,22 +142,31 @@ class Parts:
 
 
 class PartWriter:
-    """Collects what is encoded of one source, and writes it in parts."""
+    """Collects what is encoded of one source, and writes it in parts. Others are kept out while its blocks are read."""
 
     def __init__(self, kept: Parts, source: Source, quota: int | None) -> None:
         self.kept, self.source, self.quota = kept, source, quota
-        there = list(kept.of(source))
-        self.number, self.skipped = len(there), sum(part.blocks for part in there)
-        self.used = sum(part.text_bytes for part in there)
-        self.on_disk = sum(part.size for part in there)
-        self.documents = sum(len(part.rows()) for part in there) if quota is not None else 0
         self.pieces: list[Encoded] = []
         self.waiting = 0
-        self.full = quota is not None and self.used >= quota
-        self.closed = False
+        self.closed = self.left = False
+        self.lock = ExitStack()
+        self.look()
+
+    def look(self) -> None:
+        """See what is there already."""
+        there = list(self.kept.of(self.source))
+        self.number, self.skipped = len(there), sum(part.blocks for part in there)
+        self.used, self.on_disk = sum(part.text_bytes for part in there), sum(part.size for part in there)
+        self.documents = sum(len(part.rows()) for part in there) if self.quota is not None else 0
+        self.full = any(part.full for part in there)
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks that are not in parts yet."""
+        """The blocks that are not in parts yet; none where another process works on the source."""
+        if not self.lock.enter_context(self.kept.held(self.source)):
+            say(f"{self.source.name}: another process works on it, left to that")
+            self.left = True
+            return
+        self.look()  # somebody may have added to it meanwhile
         for block in islice(self.source.blocks(), self.skipped, None):
             if self.full:
                 return
@@ -164,15 +187,18 @@ class PartWriter:
             self.flush()
 
     def flush(self) -> None:
+        """Write what is collected as a part."""
         if self.pieces:
-            self.kept.add(self.source, self.number, self.pieces)
+            self.kept.add(self.source, self.number, self.pieces, full=self.full)
             self.number, self.pieces, self.waiting = self.number + 1, [], 0
 
     def close(self) -> None:
         """The source is at its end."""
         if not self.closed:
             self.flush()
-            self.kept.finish(self.source)
+            if not self.left and not self.kept.finished(self.source):
+                self.kept.finish(self.source)
+            self.lock.close()
             self.closed = True
 
 
@@ -224,6 +250,7 @@ def held(target: Path, *, shared: bool) -> Iterator[Path]:
         ) from error
     with lock:
         _lock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, target)
+        before = Parts(home).any()
         if not _same(lock, home / LOCK):  # the build that was waited for has ended and tidied up
             with held(target, shared=shared) as place:
                 yield place
@@ -231,12 +258,25 @@ def held(target: Path, *, shared: bool) -> Iterator[Path]:
         try:
             yield home
         except UserError:
-            if not shared and Parts(home).text_bytes() < PART_BYTES:  # done again in seconds
+            # What this call did is done again in seconds; what was there is somebody's.
+            if not shared and not before and Parts(home).text_bytes() < PART_BYTES:
                 shutil.rmtree(home, ignore_errors=True)
             raise
         finally:
             if not shared and home.exists() and not Parts(home).any():
                 shutil.rmtree(home, ignore_errors=True)
+
+
+def tidy(target: Path, settings: dict[str, Any]) -> None:
+    """Remove what the build of a finished corpus was killed before it removed, wholly or in part."""
+    home = home_of(target)
+    if not home.is_dir():
+        return
+    with contextlib.suppress(OSError, ValueError), open(home / LOCK, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = home / _STATE
+        if not file.exists() or json.loads(file.read_text(encoding="utf-8")) == {"version": _VERSION, **settings}:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def _same(handle: Any, file: Path) -> bool:

@@ -28,6 +28,8 @@ def already_there(target: Path, settings: dict[str, Any], overwrite: bool) -> bo
         return False
     if not target.is_dir():
         raise UserError(f"--out {target}: is a file, expected a directory to write into; choose another")
+    if os.path.ismount(target):
+        raise UserError(f"--out {target}: is a mount point, whose place nothing can take; choose a directory inside it")
     if not any(target.iterdir()):
         return False
     if not (target / shards.INDEX).is_file():

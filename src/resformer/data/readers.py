@@ -120,7 +120,9 @@ class JsonLines:
 
     def blocks(self) -> Iterator[Block]:
         number: int | None = 1 if self.start == 0 else None
-        offset, opens, rest, on_disk = self._begin(), self.start == 0, b"", 0
+        offset, opens, on_disk = self._begin(), self.start == 0, 0
+        waiting: list[bytes] = []
+        size = 0
 
         def count(amount: int) -> None:
             nonlocal on_disk
@@ -140,18 +142,19 @@ class JsonLines:
 
         try:
             for data in self._pieces(offset, count):
+                waiting.append(data)
+                size += len(data)
+                if size < BLOCK_BYTES or b"\n" not in data:  # the pieces of a long line are joined once
+                    continue
+                data = b"".join(waiting)
                 end = data.rfind(b"\n") + 1
-                if not end:
-                    rest += data
-                    continue
-                whole, rest = rest + data[:end], data[end:]
-                if len(whole) + len(rest) < BLOCK_BYTES:
-                    rest = whole + rest
-                    continue
+                whole, rest = data[:end], data[end:]
+                waiting, size = [rest], len(rest)
                 yield block(whole)
                 number = None if number is None else number + whole.count(b"\n")
                 offset, opens, on_disk = offset + len(whole), False, 0
         except BROKEN as error:
+            rest = b"".join(waiting)
             whole = rest[: rest.rfind(b"\n") + 1]
             if whole or opens:
                 yield block(whole)
@@ -159,8 +162,8 @@ class JsonLines:
             reason = f"the archive ends or breaks here ({error})"
             yield BadBlock(file=self.file, line=line, reason=reason, kind="truncated_files")
             return
-        if rest or opens:
-            yield block(rest)
+        if size or opens:
+            yield block(b"".join(waiting))
 
     def _begin(self) -> int:
         """Where the first line that begins in the range begins."""
@@ -257,6 +260,8 @@ def companion(path: Path) -> bool:
 def list_files(path: Path, report: Report | None = None, *, token_dtype: str | None = None) -> list[Path]:
     """The files of one input in a fixed order (by path); hidden files and directories are passed over."""
     if not path.is_dir():
+        if not path.is_file():
+            raise UserError(f"{path}: is no regular file; pipe it to standard input (--input -), or write it to a file")
         form, compression = suffixes(path)
         if form not in PLAIN_TEXT and form not in JSON_LINES and (form not in TABLES_AND_TOKENS or compression):
             raise UserError(
@@ -271,9 +276,16 @@ def list_files(path: Path, report: Report | None = None, *, token_dtype: str | N
 
     for root, directories, names in os.walk(path, onerror=unreadable):
         directories[:] = sorted(d for d in directories if not d.startswith("."))
+        links = sum(Path(root, d).is_symlink() for d in directories)
+        if report is not None and links:  # they may lead in a circle, or to text that is there already
+            report.passed_over["(link to a directory)"] += links
         for name in sorted(names):
             file = Path(root, name)
-            if name.startswith(".") or not file.is_file() or companion(file):
+            if name.startswith(".") or companion(file):
+                continue
+            if not file.is_file():
+                if report is not None:
+                    report.passed_over["(broken link)" if file.is_symlink() else "(no regular file)"] += 1
                 continue
             if readable(file, token_dtype):
                 found.append(file)
@@ -290,7 +302,7 @@ def file_domain(file: Path, top: Path) -> str:
     if form in JSON_LINES or form in TABLES_AND_TOKENS or file == top:
         stem = file.name.split(".")[0]
         stem = _NUMBERED.sub("", stem)
-        return domain_name(file.resolve().parent.name if _PIECE.fullmatch(stem) else stem)
+        return domain_name(file.parent.resolve().name if _PIECE.fullmatch(stem) else stem)
     inner = file.relative_to(top).parts
     return domain_name(inner[0] if len(inner) > 1 else top.resolve().name)
 

@@ -56,10 +56,11 @@ class Report:
         if self.on_bad_line == "error":
             raise UserError(f"{where}: {reason}; mend the file or pass --on-bad-line skip")
         self.totals[kind] += 1
-        entry = self.problems.setdefault(str(file), {"sample": []})
+        entry = self.problems.setdefault(str(file), {"sample": {}})
         entry[kind] = entry.get(kind, 0) + 1
-        if len(entry["sample"]) < _SAMPLE or entry[kind] == 1:  # each kind is shown at least once
-            entry["sample"].append(f"{where}: {reason}")
+        shown = entry["sample"].setdefault(kind, [])
+        if len(shown) < _SAMPLE:
+            shown.append(f"{where}: {reason}")
 
     def add(self, other: Report) -> None:
         """Take in the report of what was read after this."""
@@ -68,14 +69,11 @@ class Report:
         for name, counts in other.by_domain.items():
             self.domain(name).update(counts)
         for file, theirs in other.problems.items():
-            entry = self.problems.setdefault(file, {"sample": []})
-            for kind, count in theirs.items():
-                if kind != "sample":
-                    new = kind not in entry
-                    entry[kind] = entry.get(kind, 0) + count
-                    if new and len(entry["sample"]) >= _SAMPLE:
-                        entry["sample"] += theirs["sample"][:1]
-            entry["sample"] += theirs["sample"][: max(0, _SAMPLE - len(entry["sample"]))]
+            entry = self.problems.setdefault(file, {"sample": {}})
+            for kind, sample in theirs["sample"].items():
+                entry[kind] = entry.get(kind, 0) + theirs[kind]
+                shown = entry["sample"].setdefault(kind, [])
+                shown += sample[: _SAMPLE - len(shown)]
 
     def state(self) -> dict[str, Any]:
         """JSON-able, for `from_state`."""
@@ -101,7 +99,10 @@ class Report:
         return {
             "totals": dict(sorted(self.totals.items())),
             "files_with_problems": len(self.problems),
-            "problems": dict(list(self.problems.items())[:_MAX_PROBLEMS]),
+            "problems": {
+                file: {**entry, "sample": [line for lines in entry["sample"].values() for line in lines]}
+                for file, entry in list(self.problems.items())[:_MAX_PROBLEMS]
+            },
             "passed_over_suffixes": dict(sorted(self.passed_over.items())),
             "domains_left_out": {
                 name: dict(sorted(counts.items()))

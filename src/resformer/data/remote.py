@@ -67,6 +67,15 @@ class Remote:
                 self._fetch(name, entry, file)
         return file
 
+    def check(self, how: str) -> None:
+        """Look at what is kept, as `shards.verify` does ("sample" or "full"); what does not fit is fetched anew when it
+        is read.
+        """
+        for name, entry in self.index["files"].items():
+            file = self.directory / name
+            if file.is_file() and not shards.fits(file, entry, how):
+                file.unlink()
+
     def place_all(self) -> None:
         """Fetch, and so check, every file."""
         for name in self.index["files"]:

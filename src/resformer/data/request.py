@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from resformer.data import presets, sources, tokenizer
+from resformer.data.console import say
 from resformer.data.reading import Reading
 from resformer.data.sampler import check_weights
 from resformer.errors import UserError, did_you_mean
@@ -43,7 +44,7 @@ class Request:
         """What decides the token ids of the documents."""
         return {
             "inputs": sources.inputs_digest(self.inputs, self.token_dtype, stdin),
-            "tokenizer": None if self.tokenizer is None else tokenizer.fingerprint(tokenizer.locate(self.tokenizer)),
+            "tokenizer": None if self.tokenizer is None else tokenizer.identity(self.tokenizer),
             "vocab_size": self.vocab_size if self.tokenizer is None else None,
             "tokenizer_bytes": self.tokenizer_bytes if self.tokenizer is None else None,
             "split_seed": self.split_seed,
@@ -63,6 +64,8 @@ class Request:
         """UserError when the given tokenizer cannot be used; said before the corpus is read, which may take hours."""
         if self.tokenizer is not None:
             tokenizer.read_existing(self.tokenizer)
+            if lost := tokenizer.losses_of(self.tokenizer):
+                say(f"note: --tokenizer {self.tokenizer} does not keep every text as it is: {lost}")
 
 
 def check(

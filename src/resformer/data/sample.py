@@ -33,14 +33,12 @@ def training_texts(
     loss look better than it is.
     """
     enough = min(vocab_size * _BYTES_PER_ENTRY, most_bytes)
-    sizes = shares(sources)
+    quotas = [max(enough * share, min(_LEAST_BYTES, enough / len(sources))) for share in shares(sources)]
     taken: list[tuple[str, str, int]] = []
     seen: set[bytes] = set()
-    for source, share in zip(sources, sizes, strict=True):
-        quota = max(1, int(enough * share), min(_LEAST_BYTES, enough // len(sources)))
-        span = min(estimated_bytes(source) or _SPREAD * quota, _SPREAD * quota)
-        chance = int(min(1.0, quota / max(span, 1)) * _SPAN)
-        _take(source, reading, quota=quota, span=span, chance=chance, seed=split_seed, seen=seen, taken=taken)
+    for source, quota in zip(sources, quotas, strict=True):
+        bound = max(1, int(quota * enough / sum(quotas)))
+        _take(source, reading, quota=bound, seed=split_seed, seen=seen, taken=taken)
     held_out = _held_out(taken, int(validation_share * _SPAN)) if validation_share > 0 else set()
     return [text for text, domain, rank in taken if (domain, rank) not in held_out]
 
@@ -62,35 +60,35 @@ def _held_out(taken: Sequence[tuple[str, str, int]], threshold: int) -> set[tupl
 
 
 def _take(
-    source: Source,
-    reading: Reading,
-    *,
-    quota: int,
-    span: int,
-    chance: int,
-    seed: int,
-    seen: set[bytes],
-    taken: list[tuple[str, str, int]],
+    source: Source, reading: Reading, *, quota: int, seed: int, seen: set[bytes], taken: list[tuple[str, str, int]]
 ) -> None:
-    """Add documents of a source to `taken` (text, domain, rank) until `quota` bytes are taken or `span` are read."""
+    """Add documents of a source to `taken` (text, domain, rank), `quota` bytes at most: the last one is cut. They are
+    drawn by their hash from the first ones; where none is drawn, the first one is taken.
+    """
+    span = min(estimated_bytes(source) or _SPREAD * quota, _SPREAD * quota)
+    chance = int(min(1.0, quota / max(span, 1)) * _SPAN)
     read = used = 0
     report = Report(on_bad_line=reading.on_bad_line)
-    for block in source.blocks():
-        for document in block.documents(report):
-            if document.ids is not None:
-                continue
-            text = clean(document.text, Counter())
-            data = text.encode("utf-8")
-            read += len(data)
-            if not text or text.isspace():
-                continue
-            identity = text_hash(data)
-            if identity not in seen and int.from_bytes(identity[16:24], "big") < chance:
-                seen.add(identity)
-                used += len(data)
-                taken.append((text, document.domain, draw(identity, seed)))
-            if read >= span or used >= quota:
-                return
+    first: tuple[str, str, int] | None = None
+    for document in (d for block in source.blocks() for d in block.documents(report)):
+        text = clean(document.text, Counter())
+        if document.ids is not None or not text or text.isspace():
+            continue
+        data = text.encode("utf-8")
+        read += len(data)
+        identity = text_hash(data)
+        room = quota - used
+        entry = (text if len(data) <= room else data[:room].decode("utf-8", "ignore"), document.domain)
+        if identity not in seen and first is None:
+            first = (*entry, draw(identity, seed))
+        if identity not in seen and int.from_bytes(identity[16:24], "big") < chance:
+            seen.add(identity)
+            used += len(data)
+            taken.append((*entry, draw(identity, seed)))
+        if read >= span or used >= quota:
+            break
+    if not used and first is not None:
+        taken.append(first)
 
 
 def shares(sources: Sequence[Source]) -> list[float]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from resformer.data.files import Files
 from resformer.data.tokenizer import fingerprint
 from resformer.errors import UserError, did_you_mean
 
@@ -47,17 +48,19 @@ class ShardWriter:
     table, whose length is known before.
     """
 
-    def __init__(self, root: Path, domain: str, split: str, *, documents: int, dtype: np.dtype) -> None:
+    def __init__(
+        self, root: Path, domain: str, split: str, *, documents: int, dtype: np.dtype, files: Files | None = None
+    ) -> None:
         self._root, self._name, self._dtype = root, f"shards/{domain}.{split}", dtype
         self._files: list[dict[str, Any]] = []
-        self._handle: Any = None
+        self._open_files = Files() if files is None else files
         self._documents = self._tokens = self._bytes = 0
         self._lengths = np.zeros(64, np.int64)
         (root / "shards").mkdir(exist_ok=True)
-        table = root / f"{self._name}.docs.npy"
-        self._table = open(table, "wb")  # noqa: SIM115 - closed by close()
+        self._table = root / f"{self._name}.docs.npy"
         header = {"descr": "<u8", "fortran_order": False, "shape": (documents, 3)}
-        np.lib.format.write_array_header_1_0(self._table, header)
+        with open(self._table, "wb") as handle:
+            np.lib.format.write_array_header_1_0(handle, header)
         self._expected = documents
 
     def add(self, ids: np.ndarray, tokens: np.ndarray, sizes: np.ndarray, identities: np.ndarray) -> None:
@@ -67,10 +70,11 @@ class ShardWriter:
         ends = np.cumsum(tokens.astype(np.uint64))
         rows = np.empty((len(tokens), 3), dtype="<u8")
         rows[:, 0], rows[:, 1], rows[:, 2] = ends + self._tokens, np.cumsum(sizes) + self._bytes, identities
-        self._table.write(rows.tobytes())
+        self._open_files.write(self._table, rows.tobytes())
         start = 0
         for stop in self._cuts(ends):
-            self._handle.write(np.ascontiguousarray(ids[start:stop], dtype=self._dtype).data)
+            data = np.ascontiguousarray(ids[start:stop], dtype=self._dtype).data
+            self._open_files.write(self._root / self._files[-1]["file"], data)
             self._files[-1]["tokens"] += stop - start
             start = stop
         self._documents += len(tokens)
@@ -95,25 +99,15 @@ class ShardWriter:
             done = stop
 
     def _open(self) -> None:
-        self._shut()
-        file = f"{self._name}.{len(self._files):05d}.bin"
-        self._handle = open(self._root / file, "wb")  # noqa: SIM115 - closed by _shut()
-        self._files.append({"file": file, "tokens": 0})
-
-    def _shut(self) -> None:
-        if self._handle is not None:
-            self._handle.flush()
-            os.fsync(self._handle.fileno())
-            self._handle.close()
-            self._handle = None
+        if self._files:
+            self._open_files.finish(self._root / self._files[-1]["file"])
+        self._files.append({"file": f"{self._name}.{len(self._files):05d}.bin", "tokens": 0})
 
     def close(self) -> dict[str, Any]:
         """Flush to the disk; the entry for index.json."""
         assert self._documents == self._expected, f"{self._name}: {self._documents} documents, not {self._expected}"
-        self._shut()
-        self._table.flush()
-        os.fsync(self._table.fileno())
-        self._table.close()
+        for file in (self._table, *(self._root / one["file"] for one in self._files[-1:])):
+            self._open_files.finish(file)
         last = int(np.flatnonzero(self._lengths)[-1]) + 1 if self._lengths.any() else 0
         return {
             "documents": self._documents,
@@ -245,6 +239,8 @@ def verify(root: Path, index: dict[str, Any], how: str) -> None:
     _check_tokenizer(root, index)
     for name, entry in index["files"].items():
         file = root / name
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise UserError(f"{root / INDEX}: names the file {name!r}, which lies outside of the corpus")
         if not file.is_file():
             raise UserError(f"{file}: missing, the index lists it; restore it or prepare the corpus again")
         size = file.stat().st_size
@@ -269,6 +265,15 @@ def verify(root: Path, index: dict[str, Any], how: str) -> None:
                 seen[split] = np.concatenate([seen.get(split, np.zeros(0, "<u8")), table[:, 2]])
     if how == "full" and all(split in seen for split in SPLITS):
         check_overlap(root, seen["train"], seen["validation"])
+
+
+def fits(file: Path, entry: dict[str, Any], how: str) -> bool:
+    """Whether a file is what the index says, as closely as `verify` looks."""
+    if file.stat().st_size != entry["bytes"]:
+        return False
+    if how == "full":
+        return _digest(file) == entry["sha256"]
+    return how != "sample" or bool(_sample_digest(file) == entry["sample_sha256"])
 
 
 def check_ids(root: Path, index: dict[str, Any], entry: dict[str, Any], *, whole: bool) -> None:

@@ -12,14 +12,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from resformer.data.vocabulary import Vocabulary
 from resformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,79 +25,11 @@ if TYPE_CHECKING:
 FILES = ("tokenizer.json", "tokenizer_config.json")
 END_OF_TEXT = "<|endoftext|>"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # of somebody: "gpt2" may as well be a misspelt directory
-_LOCAL = ("NFC", "NFD", "NFKC", "NFKD")  # normalizers that change no character because of one beyond a line end
 # Tried in this order when neither tokenizer_config.json nor special_tokens_map.json names the end-of-text token.
 _USUAL_END = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
 # The trainer reserves memory for all entries at the start; the largest published vocabularies have about a million.
 MAX_VOCAB_SIZE = 1 << 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """A tokenizer ready to encode, with what the index records of it."""
-
-    tokenizer: Tokenizer
-    vocab_size: int
-    eos_token: str
-    eos_token_id: int
-    bos_token: str | None
-    bos_token_id: int | None
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text (int64), without any special token."""
-        if not texts:
-            return []
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
-        for i, text in enumerate(texts):
-            if self.eos_token in text and (ids[i] == self.eos_token_id).any():
-                ids[i] = self._encode_in_pieces(text)
-        return ids
-
-    def _encode_in_pieces(self, text: str) -> np.ndarray:
-        """Spell the end-of-text literal by its characters, by cutting it in two.
-
-        For tokenizers whose end-of-text token is not marked as special, and so is found in text whatever one asks for.
-        """
-        head, tail = self.eos_token[:1], self.eos_token[1:]
-        parts = text.split(self.eos_token)
-        pieces = [tail * (i > 0) + part + head * (i + 1 < len(parts)) for i, part in enumerate(parts)]
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        ids = np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
-        return ids
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`, special tokens included."""
-        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    @cached_property
-    def cuts_safely(self) -> bool:
-        """Whether a text can be encoded in pieces (`encode.cut_safely`): words are encoded each by itself, and
-        nothing is put in front of a text.
-        """
-        probe = [["one two\n", "three  four"], ["{}\n", "x"], ["1.\n", "2"], ["a\n", "'s"], ["one", " two"]]
-        normalizer = self.tokenizer.normalizer
-        if self.tokenizer.pre_tokenizer is None or not (normalizer is None or type(normalizer).__name__ in _LOCAL):
-            return False
-        return all(
-            np.concatenate(self.encode(pieces)).tolist() == self.encode(["".join(pieces)])[0].tolist()
-            for pieces in probe
-        )
-
-    def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each id stands for, int64 `[vocab_size]`; the end-of-text token stands for none.
-
-        True for byte-level vocabularies, where each character of a token is one byte. Whoever cuts a document by it
-        first checks that the sum over the whole document is its byte count (a normalizer may have changed the text).
-        """
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, token_id in self.tokenizer.get_vocab(with_added_tokens=False).items():
-            lengths[token_id] = len(token)
-        for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
-            lengths[token_id] = 0 if added.special else len(added.content.encode())
-        lengths[self.eos_token_id] = 0
-        return lengths
 
 
 def train(texts: Iterable[str], vocab_size: int) -> str:
@@ -173,6 +102,12 @@ def read_existing(source: Path) -> tuple[Path, dict[str, Any]]:
     return file, config
 
 
+def losses_of(source: Path) -> str:
+    """`Vocabulary.losses` of a user's tokenizer."""
+    file, config = read_existing(source)
+    return _vocabulary(_load(file), config, file, file).losses()
+
+
 def copy_existing(source: Path, directory: Path) -> None:
     """Copy a user's tokenizer byte for byte; write a tokenizer_config.json that names its end-of-text token."""
     file, config = read_existing(source)
@@ -230,14 +165,37 @@ def _vocabulary(tokenizer: Tokenizer, config: dict[str, Any], file: Path, config
             raise UserError(
                 f"{config_file}: {key} is '{token}', which {file} does not hold; name a token of the vocabulary"
             )
+    special, unknown = special_tokens(tokenizer, config)
     return Vocabulary(
         tokenizer=tokenizer,
+        special=tuple(sorted({*special, eos_token})),
+        unknown_id=None if unknown is None else tokenizer.token_to_id(unknown),
         vocab_size=max(ids.values()) + 1,
         eos_token=eos_token,
         eos_token_id=ids[eos_token],
         bos_token=bos_token,
         bos_token_id=None if bos_token is None else ids[bos_token],
     )
+
+
+def special_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> tuple[set[str], str | None]:
+    """All special tokens, those that are marked so and those that the configuration names; and the unknown one."""
+    found = {added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special}
+    for key, value in config.items():
+        if key.endswith("_token") and _content(value):
+            found.add(str(_content(value)))
+        elif key in ("additional_special_tokens", "extra_special_tokens"):
+            values = value.values() if isinstance(value, dict) else value
+            found |= {str(_content(one)) for one in values or () if _content(one)}
+    unknown = getattr(tokenizer.model, "unk_token", None) or _content(config.get("unk_token"))
+    return found, unknown
+
+
+def identity(source: Path) -> str:
+    """What says that a user's tokenizer is still the same: its file, and the tokens that its configuration names."""
+    file, config = read_existing(source)
+    named = json.dumps({key: value for key, value in sorted(config.items()) if key.endswith("_token")}, sort_keys=True)
+    return f"{fingerprint(file)} {hashlib.sha256(named.encode()).hexdigest()[:16]}"
 
 
 def fingerprint(file: Path) -> str:

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from resformer.evaluate import compiled
 from resformer.evaluate.generation_cache import left_padded, make_cache
+from resformer.evaluate.loss import evaluating
 from resformer.evaluate.process_memory import Peak, PeakMemory
 from resformer.evaluate.progress import Progress, Row
 from resformer.models.cache import cache_parts
@@ -151,17 +152,6 @@ class Batch:
             return_dict_in_generate=True,
         )
         return {"generation_config": config}
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Put the model in evaluation mode for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @contextmanager

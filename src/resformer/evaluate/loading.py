@@ -104,8 +104,12 @@ def _check_files(directory: Path) -> None:
         raise UserError(f"{directory / 'tokenizer.json'} is missing; write it again with {again}")
 
 
-def load_model(model: str | Path, device: str | torch.device = "cpu") -> tuple[Any, Any]:
+def load_model(
+    model: str | Path, device: str | torch.device = "cpu", *, dtype: torch.dtype | None = None
+) -> tuple[Any, Any]:
     """Return (model, tokenizer), the model in evaluation mode on `device`. Reads safetensors only, never a pickle.
+
+    `dtype` of the weights: none = as they are stored; what a model keeps in fp32 stays so.
 
     Raises:
         UserError: nothing there, no such device, or weights that do not fit the model to the last name.
@@ -119,7 +123,10 @@ def load_model(model: str | Path, device: str | torch.device = "cpu") -> tuple[A
     try:
         with no_progress_bars():
             with_info: Any = AutoModelForCausalLM.from_pretrained(
-                directory, use_safetensors=True, output_loading_info=True
+                directory,
+                use_safetensors=True,
+                output_loading_info=True,
+                **({} if dtype is None else {"dtype": dtype}),
             )
         loaded, info = with_info
         tokenizer = AutoTokenizer.from_pretrained(directory)

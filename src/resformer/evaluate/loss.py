@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from resformer.errors import UserError
+from resformer.evaluate.windows import padded
 from resformer.models import ResFormerModel
 from resformer.parallel.ranks import Ranks
 
@@ -64,17 +66,15 @@ def evaluate(
             a number is below 1.
         Interrupted: `stop()` was true.
     """
-    _check_numbers(sequence_length=sequence_length, batch_size=batch_size, max_tokens=max_tokens)
-    _check(model, dataset, sequence_length)
+    check_numbers(sequence_length=sequence_length, batch_size=batch_size, max_tokens=max_tokens)
+    check_fit(model, dataset, sequence_length)
     device = torch.device(device) if device is not None else next(model.parameters()).device
     domains: dict[str, dict[str, Any]] = {}
     total_nll, total_tokens = 0.0, 0
     how: dict[str, Any] = {"sequence_length": sequence_length, "max_tokens": max_tokens}
     if document_mask:
         how["document_mask"] = True
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for domain in dataset.domains:
             windows = dataset.validation(domain, **how)
             nll, tokens = _score(model, windows, batch_size, device, stop, ranks)
@@ -88,8 +88,6 @@ def evaluate(
                 "tokens": tokens,
             }
             total_nll, total_tokens = total_nll + nll, total_tokens + tokens
-    finally:
-        model.train(was_training)
     return {
         "domains": domains,
         "loss": sum(d["loss"] for d in domains.values()) / len(domains),
@@ -98,12 +96,28 @@ def evaluate(
     }
 
 
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Put the model in evaluation mode for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 @torch.no_grad()
-def token_nll(model: Any, tokens_BT1: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+def token_nll(
+    model: Any, tokens_BT1: Tensor, positions_BT: Tensor | None = None, *, attention_mask_BT: Tensor | None = None
+) -> Tensor:
     """Negative log-likelihood `[B, T]` of tokens 1..T given those before, nats, fp32; of those in the same document,
-    where positions `[B, T]` restart.
+    where positions `[B, T]` restart. `attention_mask_BT` is 0 where a row is only filled up.
     """
-    logits_BTV = model(input_ids=tokens_BT1[:, :-1], use_cache=False, **kept_apart(model, positions_BT)).logits
+    given = kept_apart(model, positions_BT)
+    if attention_mask_BT is not None and positions_BT is None:
+        given["attention_mask"] = attention_mask_BT
+    logits_BTV = model(input_ids=tokens_BT1[:, :-1], use_cache=False, **given).logits
     targets_BT = tokens_BT1[:, 1:]
     rows = [
         F.cross_entropy(row.float(), target, reduction="none")
@@ -141,31 +155,68 @@ def kept_apart(model: Any, positions_BT: Tensor | None) -> dict[str, Any]:
     return {**found, "attention_mask": masks}
 
 
-def _score(
-    model: Any, windows: Iterable[Any], batch_size: int, device: torch.device, stop: Callable[[], bool], ranks: Ranks
-) -> tuple[float, int]:
-    """Summed loss and number of the tokens of all windows.
+def scored(
+    model: Any,
+    windows: Iterable[Any],
+    *,
+    batch_size: int,
+    device: torch.device,
+    stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+    done: Callable[[list[Any]], None] = lambda group: None,
+) -> Iterator[tuple[list[Any], Tensor, Tensor]]:
+    """Score windows (`windows.Window`, or what a dataset's `validation` yields), the model being in the mode it is to
+    be scored in.
 
     A forward pass of a sharded model is an exchange between processes, so each runs as many: one that has no window
-    left runs its first of the group again, and does not count it.
+    left runs its first of the group again, and does not count it. Which windows make a batch does not depend on the
+    number of processes.
+
+    Args:
+        model: any causal LM of transformers.
+        windows: of any lengths; rows of a batch are filled up on the right, and attention does not see what is there.
+        batch_size: windows per forward pass.
+        device: where the model is.
+        stop: asked before each batch; must say the same in all processes.
+        ranks: the processes that share the windows.
+        done: called with the windows that all processes have scored together.
+
+    Yields:
+        For each batch of this process: its windows, their losses `[B, T]` in nats, 0 where a target does not count
+        (float64, but fp32 on MPS), and `[B, T]` bool, True where it counts.
+
+    Raises:
+        Interrupted: `stop()` was true.
     """
-    nll, count = 0.0, 0
     for group in _batched(windows, batch_size * ranks.size):
         if stop():
             raise Interrupted
         own = group[ranks.rank * batch_size : (ranks.rank + 1) * batch_size]
         batch = own or group[:1]
-        tokens_BT1 = torch.from_numpy(np.stack([window.tokens for window in batch])).to(device)
-        mask_BT = torch.from_numpy(np.stack([window.mask for window in batch])).to(device)
-        positions_BT = None
+        tokens_BT1 = torch.from_numpy(padded([window.tokens for window in batch], 0)).to(device)
+        mask_BT = torch.from_numpy(padded([window.mask for window in batch], False)).to(device)
+        lengths = [len(window.tokens) - 1 for window in batch]
+        positions_BT = attention_mask_BT = None
         if getattr(batch[0], "positions", None) is not None:
             positions_BT = torch.from_numpy(np.stack([window.positions for window in batch])).to(device)
-        losses_BT = token_nll(model, tokens_BT1, positions_BT).masked_fill(~mask_BT, 0.0)
-        if not own:
-            continue
-        # MPS has no float64: sum there in what it has.
-        exact = losses_BT if losses_BT.device.type == "mps" else losses_BT.double()
-        nll += float(exact.sum())
+        elif min(lengths) < max(lengths):
+            real = np.arange(max(lengths)) < np.array(lengths)[:, None]
+            attention_mask_BT = torch.from_numpy(real.astype(np.int64)).to(device)
+        losses_BT = token_nll(model, tokens_BT1, positions_BT, attention_mask_BT=attention_mask_BT)
+        losses_BT = losses_BT.masked_fill(~mask_BT, 0.0)
+        if own:
+            # MPS has no float64: sum there in what it has.
+            yield own, losses_BT if losses_BT.device.type == "mps" else losses_BT.double(), mask_BT
+        done(group)
+
+
+def _score(
+    model: Any, windows: Iterable[Any], batch_size: int, device: torch.device, stop: Callable[[], bool], ranks: Ranks
+) -> tuple[float, int]:
+    """Summed loss and number of the tokens of all windows."""
+    nll, count = 0.0, 0
+    for _, losses_BT, mask_BT in scored(model, windows, batch_size=batch_size, device=device, stop=stop, ranks=ranks):
+        nll += float(losses_BT.sum())
         count += int(mask_BT.sum())
     total_nll, total_count = ranks.sums(nll, count)
     return total_nll, round(total_count)
@@ -177,20 +228,37 @@ def _batched(windows: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-def _check_numbers(**numbers: int | None) -> None:
+def check_numbers(**numbers: int | None) -> None:
+    """UserError that names every number below 1; None is "not given"."""
     wrong = {name: value for name, value in numbers.items() if value is not None and value < 1}
     problems = [f"{name} is {value}, expected 1 or more" for name, value in wrong.items()]
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _check(model: Any, dataset: Any, sequence_length: int) -> None:
-    vocab_size = model.config.vocab_size
+def check_fit(model: Any, dataset: Any, sequence_length: int) -> None:
+    """UserError unless the model has the vocabulary of `dataset` and positions for the windows."""
+    vocab_size = text_config(model).vocab_size
     if vocab_size < dataset.vocab_size:
         raise UserError(
             f"the model knows {vocab_size} tokens, the corpus has {dataset.vocab_size}: it was prepared with another "
             "tokenizer; prepare one with --tokenizer MODEL"
         )
-    positions = getattr(model.config, "max_position_embeddings", None)
+    check_length(model, sequence_length)
+
+
+def check_length(model: Any, sequence_length: int) -> None:
+    """UserError unless the model has positions for windows of so many tokens."""
+    positions = getattr(text_config(model), "max_position_embeddings", None)
     if positions is not None and sequence_length > positions:
         raise UserError(f"sequence length {sequence_length} is over the model's {positions} positions; shorten it")
+
+
+def text_config(model: Any) -> Any:
+    """The part of a model's config that is about text."""
+    return model.config.get_text_config(decoder=True)
+
+
+def default_length(model: Any) -> int:
+    """Tokens per window where nobody says: the model's positions, at most 2,048."""
+    return min(getattr(text_config(model), "max_position_embeddings", None) or 2048, 2048)
