@@ -155,7 +155,7 @@ def test_labels_are_short_and_different() -> None:
             "analyze transformer --text text --out out --measures valuse",
             "--measures: got 'valuse'; did you mean 'values'",
         ),
-        ("analyze transformer --text nowhere --out out", "--input: no file or directory 'nowhere'"),
+        ("analyze transformer --text nowhere --out out", "--text: no file or directory 'nowhere'"),
         ("analyze transformer --text text --out text", "holds files that no analysis wrote"),
         ("analyze nowhere --text text --out out --sequence-length 8", "no model at nowhere"),
         ("analyze transformer transformer --text text --out out", "named twice"),

@@ -15,25 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_helpers import DOMAINS, write_rows
+from data_helpers import DOMAINS, stored, tree, write_rows
 
 from resformer import cli
 from resformer.data import inspect, merge, open_dataset, parts, placement, prepare, shards
-from resformer.data.dataset import Dataset
 from resformer.data.documents import draw, text_hash
 from resformer.data.reading import Reading
 from resformer.data.sources import list_sources
 from resformer.errors import UserError
-
-
-def stored(dataset: Dataset, split: str, domain: str) -> list[str]:
-    stream = dataset.stream(split, domain)
-    ends = dataset.document_table(split, domain)[:, 0].astype(int).tolist()
-    return [dataset.vocabulary.decode(stream[a : b - 1]) for a, b in zip([0, *ends], ends, strict=False)]
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def test_every_document_is_stored_once_with_its_bytes(prepared: Path, texts: dict[str, list[str]]) -> None:

@@ -9,13 +9,12 @@ import lzma
 from pathlib import Path
 
 import pytest
-from data_helpers import write_rows
+from data_helpers import all_stored, write_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resformer import cli
-from resformer.data import open_dataset, prepare, shards
-from resformer.data.dataset import Dataset
+from resformer.data import open_dataset, prepare
 from resformer.data.documents import clean
 from resformer.errors import UserError
 
@@ -71,20 +70,6 @@ CASES: dict[str, tuple[str, bytes, str, str | None]] = {
 }
 
 
-def stored(dataset: Dataset) -> list[str]:
-    """Every text of a corpus, from its shards."""
-    found = []
-    for domain in dataset.domains:
-        for split in shards.SPLITS:
-            ends = dataset.document_table(split, domain)[:, 0].astype(int).tolist()
-            stream = dataset.stream(split, domain)
-            for a, b in zip([0, *ends], ends, strict=False):
-                ids = stream[a:b].tolist()
-                assert ids[-1] == dataset.eos_token_id and dataset.eos_token_id not in ids[:-1]
-                found.append(dataset.vocabulary.decode(ids[:-1]))
-    return found
-
-
 def content(data: bytes) -> bytes:
     """The two cases that need a package or a place in the file."""
     if data == b"ZSTD":
@@ -119,8 +104,8 @@ def test_damage_has_the_documented_outcome(
         assert any(str(path.relative_to(tmp_path)) in line and "skipped" in line for line in said)
     dataset = open_dataset("out")
     assert dataset.index["readers"]["totals"].get(kind or "bad_lines", 0) == (kind is not None) or name == "utf-16"
-    texts = set(stored(dataset))
-    assert len(texts) == len(stored(dataset))
+    texts = set(all_stored(dataset))
+    assert len(texts) == len(all_stored(dataset))
     assert {f"other {i}" for i in range(10)} <= texts
     if kind == "bad_lines" and name != "utf-16":
         assert set(GOOD) <= texts and len(texts) == 70
@@ -147,7 +132,7 @@ def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: li
         prepare([home / "a.jsonl"], home / "out", vocab_size=280, validation_share=0, progress=False)
     )
     expected = dict.fromkeys(text for row in rows if (text := clean(row, Counter())) and not text.isspace())
-    assert stored(dataset) == list(expected)
+    assert all_stored(dataset) == list(expected)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,13 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_helpers import sentences, write_rows
+from data_helpers import sentences, tree, write_rows
 
 from resformer.data import parts, prepare
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def source(directory: Path) -> Path:

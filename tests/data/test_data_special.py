@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_helpers import write_rows
+from data_helpers import all_stored, write_rows
 
-from resformer.data import open_dataset, shards, tokenizer
-from resformer.data.dataset import Dataset
+from resformer.data import open_dataset, tokenizer
 
 LITERALS = ["</s>", "<s>", "<pad>", "<|im_start|>", "a<s>b <pad> x", "x </s> y", "</s></s>", "<|im_<|im_start|>"]
 PLAIN = [f"plain words number {i}" for i in range(12)]
@@ -47,24 +46,12 @@ def written(made: Any, home: Path, **config: Any) -> Path:
     return home
 
 
-def stored(dataset: Dataset) -> list[str]:
-    found = []
-    for domain in dataset.domains:
-        for split in shards.SPLITS:
-            ends = dataset.document_table(split, domain)[:, 0].astype(int).tolist()
-            stream = dataset.stream(split, domain)
-            for a, b in zip([0, *ends], ends, strict=False):
-                assert not dataset.vocabulary.control[stream[a : b - 1]].any()
-                found.append(dataset.vocabulary.decode(stream[a : b - 1]))
-    return found
-
-
 @pytest.mark.parametrize("marked", [True, False])
 def test_byte_level_tokens_marked_or_only_named(build: Callable[..., Path], tmp_path: Path, marked: bool) -> None:
     more = {"bos_token": "<s>", "pad_token": {"content": "<pad>"}, "additional_special_tokens": ["<|im_start|>"]}
     home = written(byte_level(special=marked), tmp_path / "tok", **more)
     file = write_rows(tmp_path / "a.jsonl", [*PLAIN, *LITERALS])
-    assert sorted(stored(open_dataset(build([file], tokenizer=home)))) == sorted([*PLAIN, *LITERALS])
+    assert sorted(all_stored(open_dataset(build([file], tokenizer=home)))) == sorted([*PLAIN, *LITERALS])
 
 
 def test_a_vocabulary_that_holds_them_refuses_what_it_cannot_spell(
@@ -77,7 +64,7 @@ def test_a_vocabulary_that_holds_them_refuses_what_it_cannot_spell(
     with pytest.raises(UserError, match=r"a\.jsonl:13: holds the text of a special token"):
         build([file], tokenizer=home)
     dataset = open_dataset(build([file], tokenizer=home, on_bad_line="skip"))
-    kept = stored(dataset)
+    kept = all_stored(dataset)
     assert set(PLAIN) <= set(kept) <= {*PLAIN, *LITERALS}
     skipped = dataset.index["readers"]["totals"]["bad_documents"]
     assert skipped == len(PLAIN) + len(LITERALS) - len(kept) > 0

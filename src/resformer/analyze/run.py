@@ -19,6 +19,8 @@ from resformer.errors import UserError, did_you_mean
 
 MEASURES = "measures.jsonl"
 _SAVE_SECONDS = 20.0
+# Characters to look for windows in: many documents are too short.
+_LEAST_TEXT, _TEXT_PER_TOKEN = 16_000_000, 256
 _SOURCES = ("auto", "documents", "joined")
 
 
@@ -70,7 +72,7 @@ def analyze(
     if len(set(models)) < len(models):
         raise UserError("MODEL: the same model is named twice; name each once")
     check_place(out, overwrite=overwrite)
-    texts = list(read_texts(settings.inputs))
+    texts = read_texts(settings.inputs, enough=max(_LEAST_TEXT, _TEXT_PER_TOKEN * settings.length * settings.texts))
     rows: list[dict[str, Any]] = []
     (out / ".state").mkdir(parents=True, exist_ok=True)
     for label, model in zip(labels_of(models), models, strict=True):

@@ -8,20 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resformer.data.reading import Reading, Report
-from resformer.data.sources import check_inputs, list_sources
 from resformer.errors import UserError
+from resformer.evaluate.text_source import TextSource
 
 
-def read_texts(inputs: Sequence[str]) -> Iterator[str]:
-    """The texts of files, directories and patterns that hold text (`resformer.data.sources`), in order."""
-    check_inputs(inputs)
-    reading, report = Reading(on_bad_line="skip"), Report(on_bad_line="skip")
-    for source in list_sources(inputs, reading, kind=None, token_dtype=None, max_bytes=None):
-        for block in source.blocks():
-            for document in block.documents(report):
-                if document.text.strip():
-                    yield document.text
+def read_texts(inputs: Sequence[str], *, enough: int) -> list[str]:
+    """The texts of files, directories and patterns that hold text, in order, until there are `enough` characters."""
+    found, size = [], 0
+    for document, _ in TextSource(inputs).documents():
+        found.append(document.text)
+        size += len(document.text)
+        if size >= enough:
+            break
+    return found
 
 
 def windows(tokenizer: Any, texts: Sequence[str], *, length: int, count: int, source: str) -> Tensor:
