@@ -29,13 +29,15 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> N
 
 
 def text(cell: Any) -> str:
-    """A cell as text: thousands separated, four decimals, lists joined; empty becomes a dash."""
+    """A cell as text: thousands separated, four decimals (digits from a million on), lists joined; empty becomes a
+    dash.
+    """
     if isinstance(cell, bool) or cell is None:
         return {True: "yes", False: "no", None: "-"}[cell]
     if isinstance(cell, int):
         return f"{cell:,}"
     if isinstance(cell, float):
-        return f"{cell:,.4f}"
+        return f"{cell:,.4f}" if abs(cell) < 1e6 else f"{cell:.4g}"
     if isinstance(cell, str):
         return cell or "-"
     return ", ".join(map(str, cell)) or "-"

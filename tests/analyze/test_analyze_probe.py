@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -120,6 +122,20 @@ def test_padding_and_the_cut_into_batches_change_nothing(name: str) -> None:
             assert torch.allclose(a, c, rtol=2e-4, atol=1e-5), key
 
 
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in ("attention_residual", "cross_attention")])
+def test_padding_on_the_left_changes_nothing(name: str) -> None:
+    model = build(name)
+    tokens = torch.cat((torch.zeros(1, 5, dtype=torch.long), TOKENS[:1]), dim=1)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    groups = ["attention", "values", "keys", "hidden", "spectra"]
+    both, alone = Probe(model, groups)(tokens, mask), Probe(model, groups)(TOKENS[:1])
+    for key, values in alone.items():
+        found = both[key][:, 5:] if key[0] in ("importance", "value_norm", "hidden_norm") else both[key]
+        found = found[:, : values.shape[1]] if values.dim() > 1 else found
+        assert torch.allclose(found, values, rtol=2e-4, atol=1e-5), key
+
+
 def test_values_are_those_that_attention_uses_and_the_share_of_v_1() -> None:
     for variant, options, share in (
         ("learnable", {"init_first": 0.0, "init_own": 1.0}, 0.0),
@@ -173,6 +189,39 @@ def test_cross_layer_attention_is_exact_where_it_should_be() -> None:
     for n in (2, 3):
         assert found["cross_layer_cosine_eq4", n].tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
         assert (found["cross_layer_cosine_eq6", n] < 0.999).all()
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "llama"])
+def test_cross_layer_attention_has_the_layer_s_own_window_and_cap(name: str) -> None:
+    model = build(name)
+    layers: list[Any] = []
+    with captured(model) as look:
+        look(layers.append, input_ids=TOKENS)
+    found = Probe(model, ["cross_layer"])(TOKENS)
+    one, two = layers[:2]
+    length = TOKENS.shape[1]
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    window = getattr(two.module, "sliding_window", None) or (4 if name == "mistral" else None)
+    if window is not None:
+        allowed &= ~torch.ones(length, length, dtype=torch.bool).tril(-window)
+    cap = model.config.attn_logit_softcapping if name == "gemma2" else None
+    outputs: dict[str, list[Tensor]] = {"all": [], "eq4": []}
+    for h in range(4):
+        scores = [two.query[:, h] @ layer.key[:, h // 2].transpose(1, 2) * two.module.scaling for layer in (one, two)]
+        scores = [s if cap is None else cap * torch.tanh(s / cap) for s in scores]
+        scores = [s.masked_fill(~allowed, -torch.inf) for s in scores]
+        values = [layer.value[:, h // 2] for layer in (one, two)]
+        outputs["all"].append(torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1))
+        outputs["eq4"].append(scores[1].softmax(-1) @ (values[0] + values[1]) / 2)
+    whole, part = (torch.cat(outputs[key], -1) for key in ("all", "eq4"))
+    expected = torch.cosine_similarity(whole.double(), part.double(), dim=-1).mean(1)
+    assert found["cross_layer_cosine_eq4", 2].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_fused_projections_are_no_own_values() -> None:
+    config = Phi3Config(**{**SIZES, "pad_token_id": 0})
+    found = Probe(Phi3ForCausalLM(config).eval(), ["own_values"])(TOKENS)
+    assert found == {}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "learnable", "svformer", "denseformer"])

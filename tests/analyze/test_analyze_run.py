@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from resformer import ResFormerConfig, ResFormerForCausalLM, cli
 from resformer.analyze import run as run_module
-from resformer.analyze.probe import Probe
+from resformer.analyze.probe import DEFAULT_GROUPS, Probe
 from resformer.analyze.record import Means
 from resformer.analyze.run import MEASURES, Settings, analyze, labels_of
-from resformer.analyze.texts import windows
+from resformer.analyze.texts import read_texts, windows
 from resformer.errors import UserError
+from resformer.evaluate.encoding import TextEncoder, start_of_documents
 
 
 def make_model(path: Path, variant: str, seed: int = 0) -> str:
@@ -48,6 +50,11 @@ def settings(place: Path, **changes: object) -> Settings:
     return Settings(**{"inputs": (str(place / "text"),), "length": 32, "texts": 6, **changes})  # type: ignore[arg-type]
 
 
+def made(model: Any, tokenizer: Any, texts: list[str], *, bos: str = "auto", **how: Any) -> torch.Tensor:
+    encoder, start = TextEncoder(tokenizer, vocab_size=257), start_of_documents(model, tokenizer, bos)
+    return windows(encoder, start, tokenizer.eos_token_id, texts, **how)
+
+
 def numbers(rows: list[dict]) -> dict[tuple, float | list[float]]:
     return {(r["model"], r["measure"], r["layer"]): r.get("value", r.get("values")) for r in rows}
 
@@ -61,8 +68,8 @@ def test_rows_are_the_means_of_the_probe_over_the_texts(place: Path, tmp_path: P
 
     model, tokenizer = load_model(models[1])
     texts = [(place / "text" / f"{i}.txt").read_text() for i in range(9)]
-    tokens = windows(tokenizer, texts, length=32, count=6, source="documents")
-    assert tokenizer.decode(tokens[0]) == texts[1][:32]
+    tokens = made(model, tokenizer, texts, length=32, count=6, source="documents")
+    assert tokenizer.decode(tokens[0]) == "<end>" + texts[1][:31]
     found = numbers(rows)
     each = [Probe(model)(tokens[i : i + 1]) for i in range(6)]
     for (measure, layer), value in each[0].items():
@@ -106,36 +113,74 @@ def test_it_goes_on_where_it_was_stopped(place: Path, tmp_path: Path, monkeypatc
     assert not (tmp_path / "out" / MEASURES).exists()
     again = analyze(models, tmp_path / "out", settings(place), progress=False)
     assert len(calls) == 4 + 3 and again == expected
-    # Another model beside it, and no window of the first is measured again.
+    # Another model beside it: no window of the first is measured again, and its rows stay.
     calls.clear()
-    both = analyze([*models, str(place / "transformer")], tmp_path / "out", settings(place), overwrite=True)
-    assert len(calls) == 6
-    assert [row for row in both if row["model"] == "learnable"] == expected
-    # Other settings begin anew.
+    both = analyze([str(place / "transformer")], tmp_path / "out", settings(place), progress=False)
+    assert len(calls) == 6 and [row for row in both if row["model"] == "learnable"] == expected
+    assert {row["model"] for row in both} == {"learnable", "transformer"}
+    # Other settings begin anew, when that is said.
     calls.clear()
-    analyze(models, tmp_path / "out", settings(place, length=16), overwrite=True)
-    assert len(calls) == 6
+    with pytest.raises(UserError, match=r"was measured with other settings \(sequence_length\)"):
+        analyze(models, tmp_path / "out", settings(place, length=16))
+    rows = analyze(models, tmp_path / "out", settings(place, length=16), overwrite=True)
+    assert len(calls) == 6 and {row["model"] for row in rows} == {"learnable"}
+
+
+def test_a_model_that_fails_does_not_take_the_others_with_it(place: Path, tmp_path: Path) -> None:
+    models = [str(place / "nowhere"), str(place / "transformer")]
+    with pytest.raises(UserError, match="no model at"):
+        analyze(models, tmp_path / "out", settings(place), progress=False)
+    assert '"model": "transformer"' in (tmp_path / "out" / MEASURES).read_text()
+    with pytest.raises(UserError, match="no model at"):
+        analyze(models[:1], tmp_path / "other", settings(place), progress=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_each_group_alone(place: Path, tmp_path: Path) -> None:
+    whole = numbers(analyze([str(place / "learnable")], tmp_path / "all", settings(place), progress=False))
+    seen: set[tuple] = set()
+    for group in DEFAULT_GROUPS:
+        rows = analyze([str(place / "learnable")], tmp_path / group, settings(place, groups=(group,)), progress=False)
+        found = numbers(rows)
+        assert found and found.items() <= whole.items()
+        seen |= found.keys()
+    assert seen == whole.keys()
+    assert ("learnable", "lambda_first", 2) in seen and ("learnable", "value_spectrum", 1) in seen
 
 
 def test_joined_windows_and_too_little_text(place: Path, tmp_path: Path) -> None:
     from resformer.evaluate.loading import load_model
 
-    _, tokenizer = load_model(place / "learnable")
+    model, tokenizer = load_model(place / "learnable")
     texts = ["abc", "defgh", "i"]
-    joined = windows(tokenizer, texts, length=4, count=9, source="joined")
+    joined = made(model, tokenizer, texts, bos="none", length=4, count=9, source="joined")
     assert [tokenizer.decode(row) for row in joined] == ["abc<end>", "defg", "h<end>i<end>"]
-    assert windows(tokenizer, texts, length=4, count=1, source="auto").tolist() == [tokenizer("defg")["input_ids"]]
-    assert len(windows(tokenizer, texts, length=4, count=2, source="auto")) == 2
+    assert made(model, tokenizer, texts, bos="none", length=4, count=1, source="auto").tolist() == [
+        tokenizer("defg")["input_ids"]
+    ]
+    assert len(made(model, tokenizer, texts, bos="none", length=4, count=2, source="auto")) == 2
+    started = made(model, tokenizer, texts, length=4, count=9, source="joined")
+    assert [tokenizer.decode(row) for row in started] == ["<end>abc", "<end><end>de", "<end>fgh", "<end><end>i<end>"]
+    literal = made(model, tokenizer, ["a<end>b, c"], length=8, count=1, source="documents")
+    assert literal[0].tolist().count(tokenizer.eos_token_id) == 1
     with pytest.raises(UserError, match="--text: gives not one window of 40 tokens"):
-        windows(tokenizer, texts, length=40, count=1, source="auto")
+        made(model, tokenizer, texts, length=40, count=1, source="auto")
+
+
+def test_texts_come_from_all_sources_in_turns(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name}{i}"}}\n' for i in range(9)))
+    names = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    assert read_texts(names, enough=8)[:4] == ["a0", "b0", "a1", "b1"]
+    assert len(read_texts(names, enough=8)) == 4
 
 
 def test_a_measure_without_a_value_counts_for_nothing() -> None:
     means = Means()
-    means.add({("a", 1): torch.tensor([1.0, float("nan"), 3.0])})
+    means.add({("a", 1): torch.tensor([1.0, float("nan"), 3.0])}, 3)
     assert list(means.rows()) == [{"measure": "a", "layer": 1, "texts": 2, "value": 2.0, "standard_error": 1.0}]
     means = Means()
-    means.add({("a", 1): torch.tensor([float("nan")])})
+    means.add({("a", 1): torch.tensor([float("nan")])}, 1)
     assert next(means.rows())["value"] is None
 
 
@@ -157,6 +202,8 @@ def test_labels_are_short_and_different() -> None:
         ),
         ("analyze transformer --text nowhere --out out", "--text: no file or directory 'nowhere'"),
         ("analyze transformer --text text --out text", "holds files that no analysis wrote"),
+        ("analyze --text text --out out", "MODEL: got none"),
+        ("analyze transformer --text text --out out --bos end", "--bos: got 'end'"),
         ("analyze nowhere --text text --out out --sequence-length 8", "no model at nowhere"),
         ("analyze transformer transformer --text text --out out", "named twice"),
     ],

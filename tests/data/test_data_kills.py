@@ -44,8 +44,11 @@ def test_kills_at_any_moment_lose_nothing_and_change_nothing(
     monkeypatch.setattr(parts, "PART_BYTES", 8000)
     text = source(tmp_path / "in")
 
+    # A forked process has none of its parent's threads, with which a tokenizer is trained.
+    vocabulary = prepare([text], tmp_path / "vocabulary", vocab_size=400, progress=False)
+
     def run(out: Path) -> Path:
-        return prepare([text], out, vocab_size=400, validation_share=0.1, progress=False)
+        return prepare([text], out, tokenizer=vocabulary, validation_share=0.1, progress=False)
 
     started = time.perf_counter()
     expected = tree(run(tmp_path / "whole"))
@@ -58,4 +61,4 @@ def test_kills_at_any_moment_lose_nothing_and_change_nothing(
         os.waitpid(child, 0)
         assert not out.exists() or tree(out) == expected
     assert tree(run(out)) == expected
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out", "whole"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out", "vocabulary", "whole"]

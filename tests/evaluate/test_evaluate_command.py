@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from evaluate_helpers import bos_tokenizer, llama, ours, plain_tokenizer, save
 
 from resformer.cli import main
@@ -133,6 +134,12 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert main([*line.split(), "--json", str(tmp_path / "e.json")]) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert message in last and not (tmp_path / "e.json").exists()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """A forked process has none of its parent's threads, and would wait for them."""
+    torch.set_num_threads(1)
 
 
 def in_processes(count: int, place: Path, *arguments: str) -> list[tuple[int | None, str, str]]:

@@ -104,9 +104,11 @@ def shorten(name: str, most: int = _MOST_LABEL) -> str:
     return f"{name[:head]}\u2026{name[len(name) - (most - 1 - head) :]}"
 
 
-def legend(figure: Figure, names: Sequence[str], *, looks: Sequence[dict[str, Any]] = ()) -> None:
-    """Name two or more models above all panels, where the legend covers nothing; the figure grows by its height."""
-    if len(names) < 2:
+def legend(figure: Figure, names: Sequence[str], *, looks: Sequence[dict[str, Any]] = (), of: int = 0) -> None:
+    """Name the models above all panels, where the legend covers nothing; the figure grows by its height. A single one
+    is named where it is one `of` several.
+    """
+    if not names or max(len(names), of) < 2:
         return
     styles = looks or [look(i) for i in range(len(names))]
     handles = [Line2D([], [], label=_plain(shorten(n)), **s) for n, s in zip(names, styles, strict=True)]

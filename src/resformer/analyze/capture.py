@@ -42,7 +42,10 @@ class Layer:
     value: Tensor
     received: Tensor
     weights: Callable[[int], Tensor]
-    """Attention of one head `[B, T, T]`, made anew."""
+    """Attention of one head `[B, T, S]`, made anew."""
+    scores: Callable[[int, Tensor], Tensor]
+    """What this layer's softmax would get of one head for other keys `[B, S, D]`: scaled, capped and masked as its own,
+    `[B, T, S]`, and a last column where the layer has a sink."""
 
     def output(self, value: Tensor) -> Tensor:
         """What this attention makes of other values `[B, H_kv, S, D]`: `[B, T, H D]`."""
@@ -57,7 +60,8 @@ class _Watch:
 
     see: Callable[[Layer], None]
     queries: Tensor | None = None  # [B, T], which rows count
-    seen: dict[int, int] = field(default_factory=dict)
+    layers: dict[int, int] = field(default_factory=dict)  # id of a module -> the layer that it is in
+    seen: set[int] = field(default_factory=set)
 
 
 _watching: ContextVar[_Watch | None] = ContextVar("resformer_capture", default=None)
@@ -82,16 +86,19 @@ def capture_attention(
     groups = query.shape[1] // key.shape[1]
     length = key.shape[2]
 
-    def head(h: int) -> Tensor:
-        scores = query[:, h] @ key[:, h // groups].transpose(1, 2) * scale
+    def scored(h: int, keys: Tensor) -> Tensor:
+        scores = query[:, h] @ keys.transpose(1, 2) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if attention_mask is not None:
             scores = scores + attention_mask[:, min(h, attention_mask.shape[1] - 1), :, :length]
         if s_aux is None:
-            return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-        sink = s_aux.reshape(-1)[h].to(scores.dtype).expand(*scores.shape[:-1], 1)
-        return torch.cat((scores, sink), dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1].to(query.dtype)
+            return scores
+        return torch.cat((scores, s_aux.reshape(-1)[h].to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
+
+    def head(h: int) -> Tensor:
+        weights = scored(h, key[:, h // groups]).softmax(dim=-1, dtype=torch.float32)
+        return weights[..., :length].to(query.dtype)
 
     whole = None
     if mix is not None or _sends_weights(module):
@@ -109,10 +116,20 @@ def capture_attention(
         rows = weight if watch is None or watch.queries is None else weight * watch.queries[:, :, None]
         received += rows.sum(dim=1, dtype=torch.float64)
     if watch is not None:
-        number = watch.seen.setdefault(id(module), len(watch.seen) + 1)
+        number = watch.layers.get(id(module), len(watch.seen) + 1)
+        watch.seen.add(id(module))
         received = received.unflatten(1, (-1, query.shape[2])).sum(dim=1)
         watch.see(
-            Layer(layer=number, module=module, query=query, key=key, value=value, received=received, weights=weights)
+            Layer(
+                layer=number,
+                module=module,
+                query=query,
+                key=key,
+                value=value,
+                received=received,
+                weights=weights,
+                scores=scored,
+            )
         )
     return torch.stack(outputs, dim=2), whole
 
@@ -136,12 +153,18 @@ def captured(model: Any) -> Iterator[Callable[..., Any]]:
     """
     before = model.config._attn_implementation
     _choose(model, NAME)
+    try:
+        layers = {id(part): n for n, block in enumerate(blocks_of(model), start=1) for part in block.modules()}
+    except UserError:  # then they are counted as they come
+        layers = {}
 
     def look(see: Callable[[Layer], None], **inputs: Any) -> Any:
-        watch = _Watch(see=see)
+        watch = _Watch(see=see, layers=layers)
         mask = inputs.get("attention_mask")
         if mask is not None:
             watch.queries = mask.bool()
+        if mask is not None and not bool(mask[:, 0].all()):  # padding on the left: positions count tokens
+            inputs = {**inputs, "position_ids": (mask.long().cumsum(dim=1) - 1).clamp_min(0)}
         token = _watching.set(watch)
         try:
             with torch.no_grad():

@@ -45,8 +45,11 @@ def critical_point(
     last: int = PAPER_LAST,
     confidence: float = 0.95,
 ) -> CriticalPoint:
-    """SVFormer's critical point (v1, fig. 14): the step where the smoothed relative loss turns positive for good, or,
-    where it has not, where the straight line through its last `last` points does.
+    """SVFormer's critical point (v1, fig. 14): the step where the relative loss turns positive for good, or, where it
+    has not, where the straight line through its last `last` points does, if that line surely rises.
+
+    Where it crossed is read off a parabola through the differences around the smoothed curve's last crossing: that
+    crossing itself is the last of several that noise makes, and late.
 
     The interval is from the unsmoothed differences, with a variance that allows for neighbours that hang together:
     where a parabola through the 3 `last` steps around the crossing may be 0, or Fieller's for the zero of a straight
@@ -64,16 +67,17 @@ def critical_point(
         return CriticalPoint(step=float(x[0]), low=-math.inf, high=float(x[0]), kind="behind", confidence=confidence)
     i = int(ahead[-1])
     if i < len(x) - 1:
-        step = float(x[i] + (x[i + 1] - x[i]) * smooth[i] / (smooth[i] - smooth[i + 1]))
-        near = np.argsort(np.abs(raw_x - step), kind="stable")[: 3 * last]
-        low, high = _crossing_interval(raw_x[near], raw[near], window, confidence)
+        seen = float(x[i] + (x[i + 1] - x[i]) * smooth[i] / (smooth[i] - smooth[i + 1]))
+        near = np.argsort(np.abs(raw_x - seen), kind="stable")[: 3 * last]
+        root, low, high = _crossing(raw_x[near], raw[near], window, confidence)
+        step = seen if root is None else root
         return CriticalPoint(step=step, low=min(low, step), high=max(high, step), kind="crossed", confidence=confidence)
     tail = slice(-min(last, len(x)), None)
     if len(x[tail]) < 3:
         raise ValueError(f"got {len(x)} smoothed points, expected at least 3 to prolong; train longer")
     slope, level = np.polyfit(x[tail] - x[-1], smooth[tail], 1)
     low, high = _zero_interval(raw_x[-last:], raw[-last:], window, confidence)
-    if slope <= 0:
+    if slope <= 0 or not _rises(raw_x[-last:], raw[-last:], window, confidence):
         never = math.inf
         return CriticalPoint(step=never, low=max(low, float(x[-1])), high=never, kind="never", confidence=confidence)
     step = max(float(x[-1] - level / slope), float(x[-1]))
@@ -100,20 +104,38 @@ def _regression(x: Floats, y: Floats, degree: int, window: int) -> tuple[Floats,
     return found, inverse @ middle @ inverse * len(x) / (len(x) - degree - 1), centre, scale
 
 
-def _crossing_interval(x: Floats, y: Floats, window: int, confidence: float) -> tuple[float, float]:
-    """Where a parabola through the points is not surely off 0; open where that reaches the first or last point."""
+def _rises(x: Floats, y: Floats, window: int, confidence: float) -> bool:
+    """Whether the slope of a straight line through the points is surely above 0."""
+    if len(x) < 4:
+        return True
+    (_, slope), covariance, _, _ = _regression(x, y, 1, window)
+    t = float(stats.t.ppf(0.5 + confidence / 2, len(x) - 2))
+    return bool(slope > t * math.sqrt(max(covariance[1, 1], 0.0)))
+
+
+def _crossing(x: Floats, y: Floats, window: int, confidence: float) -> tuple[float | None, float, float]:
+    """Where a parabola through the points turns positive for the last time (None: nowhere), and where it is not surely
+    off 0; open where that reaches the first or last point.
+    """
     if len(x) < 8:
-        return -math.inf, math.inf
+        return None, -math.inf, math.inf
     found, covariance, centre, scale = _regression(x, y, 2, window)
     t = float(stats.t.ppf(0.5 + confidence / 2, len(x) - 3))
     at = np.linspace(x.min(), x.max(), 2001)
     design = np.vander((at - centre) / scale, 3, increasing=True)
     error = np.sqrt(np.einsum("ni,ij,nj->n", design, covariance, design))
-    inside = np.flatnonzero(np.abs(design @ found) <= t * error)
+    curve = design @ found
+    up = np.flatnonzero((curve[:-1] <= 0) & (curve[1:] > 0))
+    root = None
+    if len(up):
+        k = int(up[-1])
+        root = float(at[k] + (at[k + 1] - at[k]) * curve[k] / (curve[k] - curve[k + 1]))
+    inside = np.flatnonzero(np.abs(curve) <= t * error)
     if not len(inside):
-        return math.inf, -math.inf
+        return root, math.inf, -math.inf
     low, high = int(inside[0]), int(inside[-1])
-    return -math.inf if low == 0 else float(at[low - 1]), math.inf if high == len(at) - 1 else float(at[high + 1])
+    ends = -math.inf if low == 0 else float(at[low - 1]), math.inf if high == len(at) - 1 else float(at[high + 1])
+    return root, *ends
 
 
 def _zero_interval(x: Floats, y: Floats, window: int, confidence: float) -> tuple[float, float]:

@@ -15,12 +15,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
+from scipy import stats
 
 from resformer.analyze import axes as style
 from resformer.analyze.axes import Drawing, styled
 
 Floats = NDArray[np.float64]
-_SURE = 1.96  # standard errors to each side of a mean that a band shows
+_SURE = 0.95  # of a mean over texts, that a band holds it
 _MOST_BANDS = 3  # models; more bands would hide each other
 _EACH, _BINS = 8, 34  # positions drawn one by one, and bins of the later ones
 
@@ -113,11 +114,11 @@ class Measured:
             self._found.setdefault((str(row["model"]), str(row["measure"])), {})[int(row["layer"])] = row
 
     def by_layer(self, model: str, measure: str) -> tuple[Floats, Floats, Floats]:
-        """(layers from 1, means, standard errors), the last NaN where there are none."""
+        """(layers from 1, means, half widths of the interval of each mean by Student's t), the last NaN where there is
+        none.
+        """
         rows = self._found.get((model, measure), {})
-        found = [
-            (n, row["value"], row.get("standard_error")) for n, row in sorted(rows.items()) if n and "value" in row
-        ]
+        found = [(n, row["value"], _half_width(row)) for n, row in sorted(rows.items()) if n and "value" in row]
         table = np.array([[math.nan if x is None else float(x) for x in line] for line in found]).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2]
 
@@ -149,6 +150,11 @@ class Measured:
         ]
 
 
+def _half_width(row: Mapping[str, Any]) -> float | None:
+    error, texts = row.get("standard_error"), int(row.get("texts") or 0)
+    return None if error is None or texts < 2 else float(error) * float(stats.t.ppf(0.5 + _SURE / 2, texts - 1))
+
+
 @styled
 def by_layer(data: Measured, what: ByLayer) -> Drawing | None:
     """Lines over the layers, one a model; a band is 95 % of the mean over texts, for up to three models."""
@@ -169,7 +175,7 @@ def by_layer(data: Measured, what: ByLayer) -> Drawing | None:
             depth = max(depth, int(layers[-1]))
             panel.plot(layers, values, **style.look(index), markevery=_every(len(layers)))
             if len(shown) <= _MOST_BANDS and np.isfinite(errors).any():
-                wide = _SURE * np.nan_to_num(errors)
+                wide = np.nan_to_num(errors)
                 style.band(panel, layers, values - wide, values + wide, index)
         if what.log:
             log_y(panel)
@@ -180,7 +186,7 @@ def by_layer(data: Measured, what: ByLayer) -> Drawing | None:
             style.panel_name(panel, said, most=38 if what.columns == 1 else 24)
         if i % what.columns == 0:
             panel.set_ylabel(what.label)
-    style.legend(figure, shown, looks=[style.look(data.models.index(m)) for m in shown])
+    style.legend(figure, shown, looks=[style.look(data.models.index(m)) for m in shown], of=len(data.models))
     columns = ("model", "measure", "layer", "texts", "value", "standard_error")
     return Drawing(name=what.name, figure=figure, columns=columns, table=data.scalar_table([m for m, _ in there]))
 
@@ -254,7 +260,7 @@ def by_position(
             panel.set_xlabel("position (tokens)")
         if i % columns == 0:
             panel.set_ylabel(label)
-    style.legend(figure, shown, looks=[style.look(data.models.index(m)) for m in shown])
+    style.legend(figure, shown, looks=[style.look(data.models.index(m)) for m in shown], of=len(data.models))
     columns_of = ("model", "measure", "layer", "position", "value")
     return Drawing(name=name, figure=figure, columns=columns_of, table=data.vector_table(measure, picked))
 
@@ -290,5 +296,5 @@ def spectrum(data: Measured, measure: str, name: str, label: str, *, layer: int 
     log_y(panel)
     panel.set_xlabel("eigenvector (rank)")
     panel.set_ylabel(label)
-    style.legend(figure, drawn, looks=[style.look(data.models.index(m)) for m in drawn])
+    style.legend(figure, drawn, looks=[style.look(data.models.index(m)) for m in drawn], of=len(data.models))
     return Drawing(name=name, figure=figure, columns=("model", "measure", "layer", "rank", "value"), table=table)

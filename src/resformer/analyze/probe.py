@@ -52,11 +52,11 @@ class Probe:
                 self.cross_layer(kept, mask, found)
 
         def hidden(layer: int, states: Tensor) -> None:
-            if "hidden" not in self.groups:
-                return
-            if layer <= last:
-                self.states("hidden", layer, states, mask, found, centred=True)
-            else:
+            if "spectra" in self.groups and layer <= last:
+                self.spectra("hidden", layer, states, mask, found, centred=True)
+            if "hidden" in self.groups and layer <= last:
+                self.states("hidden", layer, states, mask, found)
+            elif "hidden" in self.groups:
                 found["normed_hidden_similarity", last] = measures.token_similarity(states, mask)
 
         inputs = {"input_ids": tokens_BT}
@@ -77,6 +77,8 @@ class Probe:
             similarity = measures.layer_similarity(stacked, picked)
             for row, layer in enumerate(sorted(own)):
                 found["own_value_layer_similarity", layer] = similarity[:, row]
+        if "values" in self.groups:
+            found |= lambdas(self.model, len(tokens_BT))
         return {key: value.detach().cpu() for key, value in found.items()}
 
     def attention(self, layer: Layer, mask: Tensor | None, found: Found) -> None:
@@ -95,9 +97,11 @@ class Probe:
     def values(self, layer: Layer, mask: Tensor | None, found: Found, read: Tensor | None) -> None:
         """Values and keys as attention uses them, and what the values of other layers add to the output."""
         length = layer.query.shape[2]
+        value = layer.value[:, :, :length].transpose(1, 2)
+        if "spectra" in self.groups:
+            self.spectra("value", layer.layer, value, mask, found, centred=False)
         if "values" in self.groups:
-            value = layer.value[:, :, :length].transpose(1, 2)
-            self.states("value", layer.layer, value, mask, found, centred=False)
+            self.states("value", layer.layer, value, mask, found)
             if read is not None:
                 whole = layer.output(layer.value)
                 part = layer.output(read.transpose(1, 2))
@@ -107,18 +111,19 @@ class Probe:
             found["key_similarity", layer.layer] = measures.token_similarity(key, mask)
             found["key_similarity_heads_averaged", layer.layer] = measures.token_similarity(key, mask, "averaged")
 
-    def states(
-        self, kind: str, layer: int, states: Tensor, mask: Tensor | None, found: Found, *, centred: bool
-    ) -> None:
-        """Similarity, norms by position and spectrum of states `[B, T, D]` or `[B, T, H, D]`."""
+    def states(self, kind: str, layer: int, states: Tensor, mask: Tensor | None, found: Found) -> None:
+        """Similarity and norms by position of states `[B, T, D]` or `[B, T, H, D]`."""
         found[f"{kind}_similarity", layer] = measures.token_similarity(states, mask)
         if states.dim() == 4:
             found[f"{kind}_similarity_heads_averaged", layer] = measures.token_similarity(states, mask, "averaged")
         norms = measures.state_norms(states)
         found[f"{kind}_norm", layer] = norms if mask is None else norms * mask
         found[f"{kind}_first_token_ratio", layer] = measures.first_token_ratio(norms, mask)
-        if "spectra" not in self.groups:
-            return
+
+    def spectra(
+        self, kind: str, layer: int, states: Tensor, mask: Tensor | None, found: Found, *, centred: bool
+    ) -> None:
+        """Eigenvalues of states, and what is read off them."""
         eigenvalues = measures.spectrum(states, mask, centred=centred)
         found[f"{kind}_spectrum", layer] = eigenvalues
         found[f"{kind}_largest_eigenvalue", layer] = eigenvalues[:, 0]
@@ -136,29 +141,32 @@ class Probe:
             return
         groups = layer.query.shape[1] // layer.key.shape[1]
         outputs: dict[str, list[Tensor]] = {"all": [], "eq4": [], "eq6": []}
-        bias = _bias(layer, mask)
         for h in range(layer.query.shape[1]):
-            query = layer.query[:, h : h + 1]
-            keys = [one.key[:, h // groups : h // groups + 1] for one in kept]
-            values = [one.value[:, h // groups : h // groups + 1] for one in kept]
-            weights = layer.weights(h)[:, None]
-            scale = getattr(layer.module, "scaling", layer.query.shape[-1] ** -0.5)
-            outputs["all"].append(measures.cross_layer_attention(query, keys, values, bias, scale))
+            keys = [one.key[:, h // groups] for one in kept]
+            values = [one.value[:, h // groups] for one in kept]
+            # With the layer's own window, cap and sink, one softmax over the keys of all layers.
+            scores = [layer.scores(h, key) for key in keys]
+            length = keys[0].shape[1]
+            sink = [scores[-1][..., length:]]
+            joint = torch.cat([one[..., :length] for one in scores] + sink, dim=-1).float().softmax(dim=-1)
+            weights = layer.weights(h)
+            outputs["all"].append(joint[..., : len(keys) * length].to(layer.query.dtype) @ torch.cat(values, dim=1))
             outputs["eq4"].append(measures.shared_attention(weights, values))
             outputs["eq6"].append(measures.identity_mapping(weights, values[-1], values[:-1]))
-        joined = {name: torch.cat(parts, dim=1).transpose(1, 2).flatten(2) for name, parts in outputs.items()}
+        joined = {name: torch.cat(parts, dim=-1) for name, parts in outputs.items()}
         for name in ("eq4", "eq6"):
             found[f"cross_layer_cosine_{name}", layer.layer] = measures.cosine(joined[name], joined["all"], mask)
 
 
-def _bias(layer: Layer, mask: Tensor | None) -> Tensor:
-    """What a token may attend to: those before it that are no padding, `[B, 1, T, T]`."""
-    length = layer.query.shape[2]
-    allowed = torch.ones(length, length, dtype=torch.bool, device=layer.query.device).tril()[None, None]
-    if mask is not None:
-        allowed = allowed & mask[:, None, None, :]
-    lowest = torch.finfo(layer.query.dtype).min
-    return torch.zeros(allowed.shape, dtype=layer.query.dtype, device=layer.query.device).masked_fill(~allowed, lowest)
+def lambdas(model: Any, texts: int) -> Found:
+    """Weights on V_1 and on the own value by layer, of models of ours that have such; the same for each text."""
+    table = model.lambda_map() if hasattr(model, "lambda_map") else {}
+    return {
+        (f"lambda_{kind}", layer): torch.full((texts,), float(value), dtype=torch.float64)
+        for kind in ("first", "own")
+        for layer, value in zip(table.get("layers", []), table.get(kind, []), strict=True)
+        if isinstance(value, int | float)
+    }
 
 
 def places(length: int) -> Tensor:
@@ -173,7 +181,7 @@ def own_values(model: Any, kept: dict[int, Tensor] | None) -> Iterator[None]:
     """
     handles: list[Any] = []
     if kept is not None:
-        by_layer = {_layer_of(name): m for name, m in model.named_modules() if name.endswith("v_proj")}
+        by_layer = {_layer_of(name): m for name, m in model.named_modules() if name.split(".")[-1] == "v_proj"}
 
         def keep(layer: int) -> Callable[..., None]:
             def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:

@@ -27,11 +27,10 @@ class Means:
         self.squares: dict[tuple[str, int], Tensor] = {}
         self.texts = 0
 
-    def add(self, found: Found) -> None:
-        """Take in the texts of one probe."""
-        sizes = {len(values) for values in found.values()}
-        assert len(sizes) == 1, "one row a text"
-        self.texts += sizes.pop()
+    def add(self, found: Found, texts: int) -> None:
+        """Take in what a probe found of so many texts."""
+        assert {len(values) for values in found.values()} <= {texts}, "one row a text"
+        self.texts += texts
         for key, values in found.items():
             rows = values.double()
             there = ~rows.isnan()
@@ -71,6 +70,7 @@ class Means:
                 for m, layer in sorted(self.total)
             ],
         }
+        file.parent.mkdir(parents=True, exist_ok=True)
         waiting = file.with_name(f".{file.name}.{os.getpid()}")
         waiting.write_text(json.dumps(state), encoding="utf-8")
         os.replace(waiting, file)

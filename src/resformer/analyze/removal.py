@@ -25,6 +25,13 @@ def part_of(block: nn.Module, names: tuple[str, ...]) -> nn.Module:
     raise UserError(f"{type(block).__name__}: has none of {', '.join(names)}, so that it cannot be removed")
 
 
+def check_parts(model: Any) -> None:
+    """UserError where a layer has parts that cannot be removed."""
+    for block in blocks_of(model):
+        for names in (_ATTENTION, _MLP):
+            part_of(block, names)
+
+
 @contextmanager
 def removed(part: nn.Module) -> Iterator[None]:
     """Let a part of a layer give zeros. What a layer sends to later ones beside its output stays."""

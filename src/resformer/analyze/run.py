@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -13,11 +14,13 @@ from typing import Any
 
 from resformer.analyze.probe import DEFAULT_GROUPS, GROUPS, Probe
 from resformer.analyze.record import Means
+from resformer.analyze.removal import check_parts
 from resformer.analyze.texts import read_texts, windows
 from resformer.data.console import say
 from resformer.errors import UserError, did_you_mean
+from resformer.evaluate.encoding import POLICIES
 
-MEASURES = "measures.jsonl"
+MEASURES, ANALYSIS, _STATE = "measures.jsonl", "analysis.json", ".state"
 _SAVE_SECONDS = 20.0
 # Characters to look for windows in: many documents are too short.
 _LEAST_TEXT, _TEXT_PER_TOKEN = 16_000_000, 256
@@ -34,6 +37,7 @@ class Settings:
     batch: int = 1
     groups: tuple[str, ...] = DEFAULT_GROUPS
     source: str = "auto"
+    bos: str = "auto"
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -46,6 +50,19 @@ class Settings:
                 raise UserError(f"--measures: got '{group}'{did_you_mean(group, GROUPS)}; {expected}")
         if self.source not in _SOURCES:
             raise UserError(f"--window: got '{self.source}', expected one of {', '.join(_SOURCES)}")
+        if self.bos not in POLICIES:
+            raise UserError(f"--bos: got '{self.bos}', expected one of {', '.join(POLICIES)}")
+
+    def record(self) -> dict[str, Any]:
+        """JSON-able: what decides the numbers."""
+        return {
+            "text": list(self.inputs),
+            "sequence_length": self.length,
+            "texts": self.texts,
+            "measures": sorted(self.groups),
+            "window": self.source,
+            "bos": self.bos,
+        }
 
 
 def labels_of(models: Sequence[str]) -> list[str]:
@@ -64,40 +81,90 @@ def analyze(
     """Measure each of `models` (run directories, exported directories, hub names) on the same texts.
 
     Writes `measures.jsonl` into `out` and returns its rows: `{"model", "measure", "layer", "texts", "value",
-    "standard_error"}`, or `"values"` for what is by position or by eigenvalue. What was measured is kept as it grows,
-    in `out/.state`: the same call goes on after a stop, and another model is added to those that are there.
+    "standard_error"}`, or `"values"` for what is by position or by eigenvalue; and `analysis.json` with the settings.
+    What was measured is kept as it grows, in `out/.state`: the same call goes on after a stop. Models that an earlier
+    call with the same settings has measured there stay in the results.
 
-    UserError: a model that cannot be loaded or seen, texts that are too short, or an `out` that holds something else.
+    Raises:
+        UserError: a model that cannot be loaded or seen (after the others are measured), texts that are too short, or
+            an `out` that holds something else or other settings.
     """
+    if not models:
+        raise UserError("MODEL: got none; name a run directory, an exported directory or a hub name")
     if len(set(models)) < len(models):
         raise UserError("MODEL: the same model is named twice; name each once")
-    check_place(out, overwrite=overwrite)
+    record = {"settings": settings.record(), "versions": versions()}
+    before = check_place(out, record, overwrite=overwrite)
     texts = read_texts(settings.inputs, enough=max(_LEAST_TEXT, _TEXT_PER_TOKEN * settings.length * settings.texts))
     rows: list[dict[str, Any]] = []
-    (out / ".state").mkdir(parents=True, exist_ok=True)
-    for label, model in zip(labels_of(models), models, strict=True):
-        for row in measure(model, label, texts, out, settings, progress=progress):
-            rows.append({"model": label, **row})
-    waiting = out / f".{MEASURES}.{os.getpid()}"
-    waiting.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(waiting, out / MEASURES)
+    problems: list[UserError] = []
+    labels = labels_of(models)
+    for label, model in zip(labels, models, strict=True):
+        try:
+            rows += [{"model": label, **row} for row in measure(model, label, texts, out, settings, progress=progress)]
+        except UserError as error:
+            problems.append(error)
+    rows = [row for row in before if row["model"] not in labels] + rows
+    if rows:
+        _write(out / MEASURES, "".join(json.dumps(row) + "\n" for row in rows))
+        _write(out / ANALYSIS, json.dumps(record, indent=2) + "\n")
+    if problems:
+        for problem in problems[:-1]:
+            say(f"resformer: error: {problem}")
+        raise problems[-1]
     return rows
 
 
-def check_place(out: Path, *, overwrite: bool) -> None:
-    """UserError where `out` holds what was not written by an analysis, or measures that may not be replaced."""
+def versions() -> dict[str, str]:
+    """Of the packages that make the numbers."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("resformer", "torch", "transformers", "tokenizers")}
+
+
+def _write(file: Path, text: str) -> None:
+    waiting = file.with_name(f".{file.name}.{os.getpid()}")
+    waiting.write_text(text, encoding="utf-8")
+    os.replace(waiting, file)
+
+
+def check_place(out: Path, record: dict[str, Any], *, overwrite: bool) -> list[dict[str, Any]]:
+    """The rows that are there already and may stay.
+
+    Raises:
+        UserError: `out` holds what no analysis wrote, or results of other settings that may not be replaced.
+    """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, expected a directory to write into")
-    if out.is_dir() and any(out.iterdir()) and not (out / ".state").is_dir():
+    if not out.is_dir() or not any(out.iterdir()):
+        return []
+    if not (out / _STATE).is_dir():
         raise UserError(f"--out {out}: holds files that no analysis wrote; choose an empty or new directory")
-    if (out / MEASURES).exists() and not overwrite:
-        raise UserError(f"{out / MEASURES}: is there already; pass --overwrite or choose another --out")
+    if not (out / MEASURES).exists():
+        return []
+    try:
+        found = json.loads((out / ANALYSIS).read_text(encoding="utf-8"))["settings"]
+        rows = [json.loads(line) for line in (out / MEASURES).read_text(encoding="utf-8").splitlines()]
+        whole = all(isinstance(row["model"], str) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError):
+        found, rows, whole = None, [], False
+    if whole and found == record["settings"]:
+        return rows
+    if overwrite:
+        return []
+    wanted = record["settings"]
+    different = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
+    raise UserError(
+        f"{out / MEASURES}: was measured with other settings ({', '.join(different)}); pass --overwrite or choose "
+        "another --out"
+    )
 
 
 def measure(
     model: str, label: str, texts: Sequence[str], out: Path, settings: Settings, *, progress: bool
 ) -> list[dict[str, Any]]:
     """The rows of one model."""
+    from resformer.evaluate.encoding import TextEncoder, start_of_documents
     from resformer.evaluate.loading import load_model
 
     loaded, tokenizer = load_model(model, settings.device)
@@ -106,25 +173,36 @@ def measure(
         raise UserError(
             f"--sequence-length: got {settings.length}, but {model} has {positions} positions; give that or less"
         )
-    tokens = windows(tokenizer, texts, length=settings.length, count=settings.texts, source=settings.source)
+    tokens = windows(
+        TextEncoder(tokenizer, vocab_size=loaded.get_input_embeddings().weight.shape[0]),
+        start_of_documents(loaded, tokenizer, settings.bos),
+        tokenizer.eos_token_id,
+        texts,
+        length=settings.length,
+        count=settings.texts,
+        source=settings.source,
+    )
     if len(tokens) < settings.texts:
         say(f"{label}: the text gives {len(tokens)} windows of {settings.length} tokens, asked were {settings.texts}")
+    groups = measurable(loaded, settings.groups, label)
     about = {
         "model": model,
         "weights": _identity(model),
         "length": settings.length,
-        "groups": sorted(settings.groups),
-        "tokens": _digest(tokens),
+        "groups": sorted(groups),
+        "tokens": _digest(tokens.numpy().tobytes()),
+        "versions": versions(),
     }
-    file = out / ".state" / f"{_digest_text(model)}.json"
+    file = out / _STATE / f"{_digest(model.encode())}.json"
     means = Means.load(file, about) or Means()
     if means.texts:
         say(f"{label}: {min(means.texts, len(tokens))} of {len(tokens)} windows are measured already")
-    probe, device = Probe(loaded, settings.groups), next(loaded.parameters()).device
+    probe, device = Probe(loaded, groups), next(loaded.parameters()).device
     started = saved = said = time.perf_counter()
     before = means.texts
     for start in range(before, len(tokens), settings.batch):
-        means.add(probe(tokens[start : start + settings.batch].to(device)))
+        batch = tokens[start : start + settings.batch]
+        means.add(probe(batch.to(device)), len(batch))
         now = time.perf_counter()
         if now - saved > _SAVE_SECONDS:
             means.save(file, about)
@@ -137,20 +215,24 @@ def measure(
     return list(means.rows())
 
 
+def measurable(model: Any, groups: Sequence[str], label: str) -> tuple[str, ...]:
+    """`groups` without what this model has nothing to measure of, which is said."""
+    left = list(groups)
+    if "removal" in left:
+        try:
+            check_parts(model)
+        except UserError as error:
+            left.remove("removal")
+            say(f"{label}: removal is left out ({error})")
+    return tuple(left)
+
+
 def _identity(model: str) -> list[Any]:
-    """What says that the weights are still the same: names, sizes and times of their files."""
+    """What says that a model is still the same: names, sizes and times of its files."""
     path = Path(model)
-    files = sorted(path.rglob("*.safetensors")) if path.is_dir() else []
+    files = sorted(f for kind in ("*.safetensors", "*.json") for f in path.rglob(kind)) if path.is_dir() else []
     return [[str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
-def _digest(tokens: Any) -> str:
-    import hashlib
-
-    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:20]
-
-
-def _digest_text(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:20]

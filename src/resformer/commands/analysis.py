@@ -18,8 +18,9 @@ def analyze(
     batch_size: int = 1,
     measures: tuple[str, ...] = ("attention", "values", "keys", "hidden", "spectra", "own_values", "removal"),
     window: str = "auto",
+    bos: str = "auto",
     device: str = "auto",
-    figures: bool = True,
+    no_figures: bool = False,
     overwrite: bool = False,
     import_: tuple[Path, ...] = (),
 ) -> None:
@@ -27,8 +28,9 @@ def analyze(
 
     Attention entropy, sinks, drains, norms, similarity of tokens, spectra, what V_1 adds, and what each layer is worth:
     the paper's measurements, layer by layer. The models may be ours or any causal LM of transformers. Writes
-    measures.jsonl and figures/ (PNG, PDF, and the numbers behind each as CSV) into --out. Stopped, the same command
-    goes on where it was; what is measured is kept, so that a model can be added.
+    measures.jsonl, analysis.json (the settings) and figures/ (PNG, PDF, and the numbers behind each as CSV) into --out.
+    Stopped, the same command goes on where it was; models that are measured there with the same settings stay in the
+    results when another one is added.
 
     Example: `resformer analyze runs/a runs/b --text my/texts --out analysis --sequence-length 512`
 
@@ -41,8 +43,9 @@ def analyze(
         batch_size: Windows per forward pass.
         measures: What to measure, of attention, values, keys, hidden, spectra, own_values, removal, cross_layer.
         window: documents (the beginnings of long enough ones), joined (documents after one another), or auto.
+        bos: What stands before a window: auto (as in training, or what the tokenizer puts there), none, or model.
         device: auto, cpu, cuda or mps.
-        figures: Draw the figures.
+        no_figures: Draw no figures.
         overwrite: Replace the results that are there.
         import_: A Python file of yours that registers variants (@register_variant), run before anything is built; may
             be given several times.
@@ -57,14 +60,15 @@ def analyze(
         batch=batch_size,
         groups=measures,
         source=window,
+        bos=bos,
         device=device,
     )
     lookup.import_variants(import_, using=models)
     lookup.quiet_libraries()
     rows = run(models, out, settings, overwrite=overwrite)
-    if figures:
+    if not no_figures:
         from resformer.analyze.figures import draw_all
 
         drawn = draw_all(rows, out / "figures")
-        print(f"{len(drawn)} figures in {out / 'figures'}")
+        print(f"{len({path.stem for path in drawn})} figures in {out / 'figures'}")
     print(f"{len(rows):,} measurements in {out / 'measures.jsonl'}")

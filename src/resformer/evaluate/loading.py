@@ -56,7 +56,8 @@ def model_directory(model: str | Path) -> str:
         return str(path / "model")
     if path.exists():
         raise UserError(f"{path} holds no model: expected a run directory (config.toml) or an export (config.json)")
-    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
+    # A name in a directory that is there is no hub name, which would be looked up there for half a minute.
+    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1 or path.parent.is_dir():
         raise UserError(f"no model at {path}: expected a run directory, an exported directory or a hub name ORG/NAME")
     return str(model)
 
@@ -144,5 +145,8 @@ def load_model(
     ]
     if problems:
         raise UserError(f"model {model} does not fit its weights: {'; '.join(problems)}")
+    broken = next((name for name, weight in loaded.named_parameters() if not bool(weight.isfinite().all())), None)
+    if broken is not None:
+        raise UserError(f"model {model}: its weight {broken} is not finite, so that no number of it means anything")
     loaded.eval()
     return loaded.to(where), tokenizer

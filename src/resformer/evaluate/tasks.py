@@ -266,9 +266,10 @@ def _tidy(result: Mapping[str, Any], tasks: Tasks) -> dict[str, Any]:
 
 
 def mean_accuracy(found: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """The unweighted mean of `acc` over tasks, as in the paper's table; None where a task has none."""
-    some = [found.get(name, {}).get("metrics", {}).get("acc", {}).get("value") for name in names]
-    return None if None in some or not some else sum(some) / len(some)
+    """The unweighted mean of `acc`, as in the paper's table, over the tasks that have one; None where none has."""
+    values = [found.get(name, {}).get("metrics", {}).get("acc", {}).get("value") for name in names]
+    some = [value for value in values if value is not None]
+    return sum(some) / len(some) if some else None
 
 
 def _number(value: Any) -> float | None:

@@ -71,19 +71,26 @@ class TextSource:
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         """Each document with its share of `size`. UserError names file and line of what cannot be read."""
-        for source in self._sources:
+        for one in self.each():
+            yield from one
+
+    def each(self) -> list[Iterator[tuple[Document, float]]]:
+        """`documents`, each source by itself."""
+        return [self._of(source) for source in self._sources]
+
+    def _of(self, source: Source) -> Iterator[tuple[Document, float]]:
+        with _named():
+            blocks = iter(source.blocks())
+        while True:
             with _named():
-                blocks = iter(source.blocks())
-            while True:
-                with _named():
-                    block = next(blocks, None)
-                    if block is None:
-                        break
-                    found = [self._cleaned(document) for document in block.documents(self.report)]
-                kept = [document for document in found if document is not None]
-                characters = sum(len(document.text) for document in kept)
-                for document in kept:
-                    yield document, block.size * len(document.text) / characters
+                block = next(blocks, None)
+                if block is None:
+                    break
+                found = [self._cleaned(document) for document in block.documents(self.report)]
+            kept = [document for document in found if document is not None]
+            characters = sum(len(document.text) for document in kept)
+            for document in kept:
+                yield document, block.size * len(document.text) / characters
 
     def _cleaned(self, document: Document) -> Document | None:
         counts = self.report.domain(document.domain)
