@@ -54,6 +54,8 @@ def rows(models: int, layers: int, length: int = 40) -> list[dict[str, Any]]:
             if layer:
                 near = [1 - abs(layer - n) / layers for n in range(1, layers + 1)]
                 add("own_value_layer_similarity", layer, values=near)
+            if layer > 1:
+                add("read_weight_by_head", layer, values=[(-1) ** i * layer / layers, 0.5, 0.1, 0.0])
     return found
 
 

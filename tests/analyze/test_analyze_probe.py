@@ -161,6 +161,17 @@ def test_values_are_those_that_attention_uses_and_the_share_of_v_1() -> None:
             assert torch.equal(kept[1], kept[0])
 
 
+def test_the_weight_of_v_1_by_head_is_the_lambda_or_the_mean_gate() -> None:
+    model = build("learnable")
+    found, table = Probe(model, ["values"])(TOKENS), model.lambda_map()
+    for layer, first in zip(table["layers"], table["first"], strict=True):
+        assert found["read_weight_by_head", layer] == pytest.approx(torch.full((2, 2), first).numpy(), rel=1e-4)
+        assert found["lambda_first", layer].tolist() == pytest.approx([first] * 2)
+    gated = build("gated")
+    weights = Probe(gated, ["values"])(TOKENS)["read_weight_by_head", 2]
+    assert weights.shape == (2, 2) and float(weights.abs().max()) <= 1.0 and float(weights.std()) > 0
+
+
 def test_own_values_are_compared_across_layers_before_mixing() -> None:
     model = build("learnable")
     seen: dict[int, Tensor] = {}

@@ -170,6 +170,17 @@ def test_contributions_of_parts_sum_to_one() -> None:
     assert shares[0].tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_weight_of_a_value_by_head() -> None:
+    value = states(2, 6, 3, 4)
+    gates = torch.linspace(-1, 2, 2 * 6 * 3).reshape(2, 6, 3)
+    orthogonal = torch.zeros_like(value)
+    orthogonal[..., 0], orthogonal[..., 1] = -value[..., 1], value[..., 0]
+    found = measures.weight_by_head(gates[..., None] * value + orthogonal, value)
+    assert torch.allclose(found, gates.mean(1).double(), atol=1e-6)
+    mask = torch.tensor([[True] * 4 + [False] * 2] * 2)
+    assert torch.allclose(measures.weight_by_head(gates[..., None] * value, value, mask), gates[:, :4].mean(1).double())
+
+
 def test_cross_layer_attention_and_its_approximations() -> None:
     q, *kv = (states(1, 2, 5, 4, seed=i) for i in range(5))
     keys, values = kv[:2], kv[2:]

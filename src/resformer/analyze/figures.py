@@ -10,7 +10,7 @@ from resformer.analyze.axes import Drawing, save
 from resformer.analyze.curve_figures import gradient_norms, loss_against, relative_losses
 from resformer.analyze.curves import Against, RunCurves
 from resformer.analyze.layer_figures import LAYER_FIGURES, Measured, by_layer, by_position, spectrum
-from resformer.analyze.maps import lambda_map, lambdas_of, own_value_similarity
+from resformer.analyze.maps import gate_map, lambda_map, lambdas_of, own_value_similarity
 
 POSITION_FIGURES = (
     ("value_norm", "value_norm_by_position", "value-state norm"),
@@ -66,6 +66,7 @@ def drawings(
             last = run.lambdas[-1]
             maps[run.name] = (last["layers"], last["first"], last["own"])
     yield from _there(lambda_map(maps, depths))
+    yield from _there(gate_map(data))
     if runs:
         yield from _there(relative_losses(runs, baseline=baseline))
         yield from _there(gradient_norms(runs))

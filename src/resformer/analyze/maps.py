@@ -82,6 +82,37 @@ def own_value_similarity(data: Measured, measure: str = "own_value_layer_similar
     return Drawing(name="own_value_similarity", figure=figure, columns=columns_of, table=table)
 
 
+@styled
+def gate_map(data: Measured, measure: str = "read_weight_by_head") -> Drawing | None:
+    """The mean weight of V_1 in each KV head of each layer, a panel a model: of gates what they open to."""
+    tables = {model: data.vectors(model, measure) for model in data.having(measure)}
+    if not tables:
+        return None
+    colours, norm = scale(np.concatenate([v for table in tables.values() for v in table.values()]))
+    figure, axes = style.panels(len(tables), height=0.9)
+    _room_for_bar(figure)
+    rows: list[list[Any]] = []
+    for i, (panel, (model, table)) in enumerate(zip(axes, tables.items(), strict=True)):
+        depth, heads = max(table), max(map(len, table.values()))
+        grid = np.full((heads, depth), np.nan)
+        for layer, weights in table.items():
+            grid[: len(weights), layer - 1] = weights
+            rows += [[model, layer, head, float(w)] for head, w in enumerate(weights, start=1)]
+        at = np.arange(depth + 1) + 0.5
+        edges = np.arange(heads + 1) + 0.5
+        panel.pcolormesh(at, edges, np.ma.masked_invalid(grid), cmap=colours, norm=norm, rasterized=True)
+        panel.grid(False)
+        style.layer_axis(panel, depth, label=i == len(tables) - 1)
+        panel.set_xlim(0.5, depth + 0.5)
+        panel.set_ylim(heads + 0.5, 0.5)
+        panel.yaxis.set_major_locator(FixedLocator(sorted({1, heads})))
+        panel.set_ylabel("KV head")
+        if len(tables) > 1:
+            style.panel_name(panel, model, most=44)
+    _bar(figure, axes, colours, norm, "mean weight of $V_1$")
+    return Drawing(name="gate_map", figure=figure, columns=("model", "layer", "kv_head", "weight"), table=rows)
+
+
 def lambdas_of(data: Measured) -> dict[str, tuple[list[int], list[float], list[float]]]:
     """Model -> (layers, weight on V_1, weight on the own value), from the measures lambda_first and lambda_own."""
     found = {}

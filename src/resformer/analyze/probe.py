@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ Found = dict[tuple[str, int], Tensor]
 """(measure, layer) -> numbers by text. Layers count from 1; 0 are the embeddings, or the model as a whole."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """What a layer reads: `part` `[B, S, H_kv, D]` of its mixed value, and the `value` read, if it is a single one."""
+
+    part: Tensor
+    value: Tensor | None
+
+
 class Probe:
     """Measures a model. `groups` of `GROUPS`; the model's weights and mode are left as they are."""
 
@@ -40,7 +49,7 @@ class Probe:
         found: Found = {}
         mask = None if mask_BT is None else mask_BT.bool()
         own: dict[int, Tensor] = {}
-        read: dict[int, Tensor] = {}
+        read: dict[int, Read] = {}
         kept: list[Layer] = []
         last = len(blocks_of(self.model))
 
@@ -94,7 +103,7 @@ class Probe:
         for name, top in TOPS:
             found[f"top_{name}_importance", n] = measures.top_share(importance, top, mask)
 
-    def values(self, layer: Layer, mask: Tensor | None, found: Found, read: Tensor | None) -> None:
+    def values(self, layer: Layer, mask: Tensor | None, found: Found, read: Read | None) -> None:
         """Values and keys as attention uses them, and what the values of other layers add to the output."""
         length = layer.query.shape[2]
         value = layer.value[:, :, :length].transpose(1, 2)
@@ -104,8 +113,10 @@ class Probe:
             self.states("value", layer.layer, value, mask, found)
             if read is not None:
                 whole = layer.output(layer.value)
-                part = layer.output(read.transpose(1, 2))
+                part = layer.output(read.part.transpose(1, 2))
                 found["read_value_share", layer.layer] = measures.contribution(part, whole, mask)
+                if read.value is not None:
+                    found["read_weight_by_head", layer.layer] = measures.weight_by_head(read.part, read.value, mask)
         if "keys" in self.groups:
             key = layer.key[:, :, :length].transpose(1, 2)
             found["key_similarity", layer.layer] = measures.token_similarity(key, mask)
@@ -205,9 +216,9 @@ def _layer_of(name: str) -> int:
 
 
 @contextmanager
-def read_values(model: Any, kept: dict[int, Tensor] | None) -> Iterator[None]:
-    """Put into `kept` (id of the attention module -> `[B, S, H_kv, D]`) what the values of other layers add to the
-    values of one: the mixture minus what it is where the others are 0. Only layers of ours have such.
+def read_values(model: Any, kept: dict[int, Read] | None) -> Iterator[None]:
+    """Put into `kept` (by id of the attention module) what the values of other layers add to the values of one: the
+    mixture minus what it is where the others are 0. Only layers of ours have such.
     """
     wrapped: list[Any] = []
 
@@ -218,7 +229,11 @@ def read_values(model: Any, kept: dict[int, Tensor] | None) -> Iterator[None]:
             mixed = mix(own, values, hidden, coefficients)
             without = mix(own, [torch.zeros_like(value) for value in values], hidden, coefficients)
             assert kept is not None
-            kept[id(attention)] = mixed - without
+            if policy.corrects and torch.equal(mixed, without):
+                return mixed  # what is read is used after attention
+            # One layer's value that is read by as many heads has a weight in each of them.
+            single = values[0] if len(values) == 1 and values[0].shape == mixed.shape else None
+            kept[id(attention)] = Read(part=mixed - without, value=single)
             return mixed
 
         policy.mix = mix_and_keep

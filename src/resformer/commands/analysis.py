@@ -67,8 +67,12 @@ def analyze(
     lookup.quiet_libraries()
     rows = run(models, out, settings, overwrite=overwrite)
     if not no_figures:
+        from resformer.analyze.curves import read_run
         from resformer.analyze.figures import draw_all
+        from resformer.analyze.run import labels_of
 
-        drawn = draw_all(rows, out / "figures")
+        named = zip(models, labels_of(models), strict=True)
+        runs = [read_run(Path(model), label) for model, label in named if (Path(model) / "metrics.jsonl").is_file()]
+        drawn = draw_all(rows, out / "figures", runs=runs)
         print(f"{len({path.stem for path in drawn})} figures in {out / 'figures'}")
     print(f"{len(rows):,} measurements in {out / 'measures.jsonl'}")

@@ -18,6 +18,7 @@ from resformer.measures.layers import (
     cross_layer_attention,
     identity_mapping,
     shared_attention,
+    weight_by_head,
 )
 from resformer.measures.states import (
     components_for,
@@ -49,4 +50,5 @@ __all__ = [
     "token_importance_entropy",
     "token_similarity",
     "top_share",
+    "weight_by_head",
 ]

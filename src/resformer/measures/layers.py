@@ -22,6 +22,16 @@ def contribution(part: Tensor, whole: Tensor, mask: Tensor | None = None) -> Ten
     return _mean(shares, mask)
 
 
+def weight_by_head(part: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """With which weight `value` is in `part`, mean over the tokens: <part, value> / <value, value>, `[B, H]`; both `[B,
+    T, H, D]`. Of a gated residual it is the mean gate of each head.
+    """
+    part, value = part.double(), value.double()
+    length = value.square().sum(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    weights = (part * value).sum(dim=-1) / length
+    return torch.stack([_mean(weights[:, :, h], mask) for h in range(weights.shape[2])], dim=1)
+
+
 def cosine(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over the tokens of the cosine between two outputs `[B, T, D]`, `[B]`."""
     return _mean(torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=-1), mask)
