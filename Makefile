@@ -14,7 +14,7 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || t
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compare test test-all lint format test-versions bench bench-pairs bench-variants docs clean
+.PHONY: help install compare test test-all lint format test-versions bench bench-data bench-pairs bench-variants docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ bench: $(DEV)  ## speed and memory of a training step against other libraries, s
 	$(BIN)/python benchmarks/train_step.py grid --json-file benchmarks/results/step-grid.json
 	$(BIN)/python benchmarks/train_step.py loop --json-file benchmarks/results/step-loop.json
 	$(BIN)/python benchmarks/train_step.py peers --shape 82m --json-file benchmarks/results/step-82m.json
+
+bench-data: $(DEV)  ## speed and memory of preparing a corpus against what is installed of other libraries (five minutes)
+	$(BIN)/python benchmarks/prepare.py --megabytes 40 --json-file benchmarks/results/prepare.json
 
 bench-pairs: $(DEV)  ## speed of one training step against LlamaForCausalLM of equal weights (20 minutes)
 	$(BIN)/python benchmarks/train_step.py pairs

@@ -374,5 +374,5 @@ def test_the_loops_share_is_what_is_not_the_models(
     assert loop.main(sizes=shape, steps=4, warmup=1, compile=False, json_file=target, strict=True) == 1
     results = json.loads(target.read_text())["results"]
     assert len(results["whole_seconds"]) == len(results["bare_seconds"]) == 4
-    outside = results["outside"]["ratio"] * min(results["whole_seconds"])
-    assert 0.02 <= outside < min(results["whole_seconds"])
+    # The share is of each step by itself: of the longest one it is 20 ms or more, whatever else the machine does.
+    assert 0.02 / max(results["whole_seconds"]) <= results["outside"]["ratio"] < 1

@@ -279,6 +279,19 @@ def test_the_beginning_of_another_build_is_not_dropped_in_silence(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_tokenizer_of_another_split_is_not_gone_on_with(
+    build: Callable[..., Path], source: Path, tmp_path: Path
+) -> None:
+    """It was trained on documents that would be held out now."""
+    child = slow_build(source, tmp_path / "out")
+    child.kill()
+    child.wait()
+    with pytest.raises(UserError, match=r"other settings .*--validation-share: 0\.1, asked 0\.4"):
+        build([source], validation_share=0.4)
+    expected = tree(build([source], "whole", validation_share=0.4))
+    assert tree(build([source], validation_share=0.4, overwrite=True)) == expected
+
+
 def test_skipping_bad_lines_goes_on_with_what_had_none(
     build: Callable[..., Path], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def prepare(
         progress: show it on stderr.
 
     Raises:
-        UserError: see each check; nothing is written then.
+        UserError: see each check; nothing appears at `out` then.
         RunError: the disk is full.
     """
     reading = Reading(on_bad_line=on_bad_line, text_column=text_column, domain_from=domain_from)

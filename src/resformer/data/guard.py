@@ -27,7 +27,8 @@ def disk_errors(place: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         name = "" if error.filename is None else os.fsdecode(error.filename)
-        ours = not name or Path(name).name.startswith(".") or ".partial" in name
+        parts = Path(name).parts
+        ours = not name or parts[-1].startswith(".") or any(p[0] == "." and p.endswith(".partial") for p in parts)
         if error.errno is None or not (ours or error.errno in FULL):
             raise
         way_out = "free some space or take another --out" if error.errno in FULL else "take another --out"

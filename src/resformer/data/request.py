@@ -47,6 +47,8 @@ class Request:
             "tokenizer": None if self.tokenizer is None else tokenizer.identity(self.tokenizer),
             "vocab_size": self.vocab_size if self.tokenizer is None else None,
             "tokenizer_bytes": self.tokenizer_bytes if self.tokenizer is None else None,
+            # A tokenizer that is trained does not see the documents that are held out.
+            "validation_share": self.validation_share if self.tokenizer is None else None,
             "split_seed": self.split_seed,
             "on_bad_line": self.reading.on_bad_line,
             "text_column": self.reading.text_column,

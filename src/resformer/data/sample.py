@@ -34,10 +34,11 @@ def training_texts(
     """
     enough = min(vocab_size * _BYTES_PER_ENTRY, most_bytes)
     quotas = [max(enough * share, min(_LEAST_BYTES, enough / len(sources))) for share in shares(sources)]
+    scale = enough / (sum(quotas) or 1)
     taken: list[tuple[str, str, int]] = []
     seen: set[bytes] = set()
     for source, quota in zip(sources, quotas, strict=True):
-        bound = max(1, int(quota * enough / sum(quotas)))
+        bound = max(1, int(quota * scale))
         _take(source, reading, quota=bound, seed=split_seed, seen=seen, taken=taken)
     held_out = _held_out(taken, int(validation_share * _SPAN)) if validation_share > 0 else set()
     return [text for text, domain, rank in taken if (domain, rank) not in held_out]
@@ -96,7 +97,8 @@ def shares(sources: Sequence[Source]) -> list[float]:
     known = [estimated_bytes(source) for source in sources]
     mean = sum(known) / max(1, sum(size > 0 for size in known)) or 1.0
     sizes = [size or mean for size in known]
-    return [size / sum(sizes) for size in sizes]
+    total = sum(sizes)
+    return [size / total for size in sizes]
 
 
 def estimated_bytes(source: Source) -> int:

@@ -16,10 +16,10 @@ from resformer.data.archives import suffixes
 from resformer.data.documents import Document
 from resformer.data.readers import JSON_LINES, JsonLines, PlainFile, file_domain, list_files
 from resformer.data.reading import BLOCK_BYTES, Block, DocumentsBlock, Reading, Report, Source
+from resformer.data.tables import DATASET, DatasetSource, ParquetSource
 from resformer.errors import UserError, did_you_mean
 
 STDIN = "-"
-DATASET = "dataset:"
 _RANGE_BYTES = 1 << 28  # a long jsonl file is several sources, so that tasks can share it
 _GROUP_BYTES = 1 << 24  # small files are one source together
 _MAGIC = set("*?[")
@@ -225,8 +225,6 @@ def list_sources(
             assert stdin is not None, "standard input is kept in a file first"
             found.append(_stdin_source(stdin, reading))
         elif name.startswith(DATASET):
-            from resformer.data.tables import DatasetSource
-
             found.append(DatasetSource(name, reading))
         else:
             for file, top in input_files(name, token_dtype, report):
@@ -244,8 +242,6 @@ def _file_sources(file: Path, top: Path, reading: Reading, kind: TokenKind | Non
         starts = range(0, whole.size, _RANGE_BYTES)
         return [replace(whole, start=start, stop=min(start + _RANGE_BYTES, whole.size)) for start in starts]
     if form == ".parquet" and not compression:
-        from resformer.data.tables import ParquetSource
-
         return [ParquetSource(file, top, domain, reading)]
     if is_token_file(file):
         from resformer.data.tokenised import tokenised_source
@@ -284,8 +280,6 @@ def inputs_digest(names: Sequence[str], token_dtype: str | None, stdin: Path | N
             with open(stdin, "rb") as handle:
                 digest.update(hashlib.file_digest(handle, "sha256").digest())
         elif name.startswith(DATASET):
-            from resformer.data.tables import DatasetSource
-
             digest.update(json.dumps(DatasetSource(name, Reading()).identity()).encode())
         else:
             for file, top in input_files(name, token_dtype):

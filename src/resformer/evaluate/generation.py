@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -246,16 +245,6 @@ def check_cache(
     texts = [(prompt_ids(model, tokenizer, one.prompt)[0].tolist(), one.tokens) for one in made]
     with evaluating(model):
         return compare(model, texts, kind="static" if compile else cache, pad=_pad_id(tokenizer), compiled=compile)
-
-
-def sample_text(model_dir: Path | str, prompt: str, max_new_tokens: int = 64, seed: int = 0) -> str:
-    """Load the model in `model_dir` (a run or an exported directory) on the CPU and return one continuation at
-    temperature 0.8.
-    """
-    from resformer.evaluate.loading import load_model
-
-    model, tokenizer = load_model(model_dir, "cpu")
-    return generate(model, tokenizer, prompt, max_new_tokens=max_new_tokens, seed=seed).text
 
 
 def _check_options(
