@@ -15,7 +15,7 @@ from resformer.commands.generate import generate
 from resformer.commands.lambdas import analyze_lambdas
 from resformer.commands.models import evaluate
 from resformer.commands.runs import export, train, watch
-from resformer.commands.suites import suite_list, suite_report, suite_run, suite_status
+from resformer.commands.suites import suite_index, suite_list, suite_report, suite_run, suite_status
 from resformer.commands.variants import check_variant, plan
 
 COMMANDS: dict[str, shell.Command] = {
@@ -34,6 +34,7 @@ COMMANDS: dict[str, shell.Command] = {
     "suite run": suite_run,
     "suite status": suite_status,
     "suite report": suite_report,
+    "suite index": suite_index,
 }
 
 

@@ -23,12 +23,16 @@ POLL_SECONDS = 0.2
 @dataclass(kw_only=True)
 class Job:
     """What one run still has to do: `commands`, one after the other, while each ends with 0. `log` gets everything they
-    print.
+    print. `lock` is a descriptor that its processes inherit and that is closed when the job is over, `done` is called
+    then if it went well.
     """
 
     name: str
     commands: Sequence[Sequence[str]]
     log: Path
+    lock: int | None = None
+    done: Callable[[], None] = lambda: None
+    slot: int = -1  # the place that it runs in
     at: int = 0  # the command in progress
     process: subprocess.Popen[bytes] | None = None
     returncode: int | None = None
@@ -45,6 +49,7 @@ class Job:
     def start(self, environment: Mapping[str, str], keep_open: Sequence[int]) -> None:
         """Start the next command, appending to the log."""
         command = self.commands[self.at]
+        inherited = (*keep_open, *(() if self.lock is None else (self.lock,)))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
@@ -57,7 +62,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                pass_fds=tuple(keep_open),
+                pass_fds=inherited,
             )
 
     def poll(self, environment: Mapping[str, str], keep_open: Sequence[int], *, go_on: bool) -> None:
@@ -75,6 +80,16 @@ class Job:
             self.returncode = -signal.SIGTERM
         else:
             self.returncode = code
+        if self.returncode is not None:
+            if self.returncode == 0:
+                self.done()
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the lock."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.returncode is None:
@@ -116,38 +131,43 @@ def stopping() -> Iterator[Stop]:
 def run_jobs(
     jobs: Sequence[Job],
     *,
-    parallel: int,
+    slots: Sequence[Mapping[str, str]],
     environment: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
     watch: Callable[[Stop], None] = lambda stop: None,
 ) -> int:
-    """Run all jobs, `parallel` at a time; one that fails does not stop the others. `watch` is called several times a
-    second.
+    """Run all jobs, one in each of `slots` at a time; one that fails does not stop the others. `watch` is called
+    several times a second.
 
-    `keep_open` are file descriptors that the children inherit. Returns 0, or the signal that asked us to stop: then
-    every running child has got SIGTERM and has ended (SIGKILL after a second signal), and nothing new was started.
+    A slot is what it adds to `environment` (its devices). `keep_open` are file descriptors that the children inherit.
+    Returns 0, or the signal that asked us to stop: then every running child has got SIGTERM and has ended (SIGKILL
+    after a second signal), and nothing new was started.
     """
     environment = os.environ if environment is None else environment
     with stopping() as stop:
         try:
             while any(job.returncode is None for job in jobs):
                 for job in jobs:
-                    job.poll(environment, keep_open, go_on=not stop.number)
+                    job.poll({**environment, **slots[job.slot]}, keep_open, go_on=not stop.number)
                 if stop.times > stop.handled:
                     stop.handled = stop.times
                     for job in jobs:
                         job.signal(signal.SIGTERM if stop.times == 1 else signal.SIGKILL)
-                running = sum(job.state == "running" for job in jobs)
+                running = [job for job in jobs if job.state == "running"]
                 if stop.number and not running:
                     break
-                for job in [job for job in jobs if job.state == "waiting"][: max(parallel - running, 0)]:
+                free = [k for k in range(len(slots)) if k not in {job.slot for job in running}]
+                waiting = [job for job in jobs if job.state == "waiting"]
+                for job, slot in zip(waiting, free, strict=False):
                     if not stop.number:
-                        job.start(environment, keep_open)
+                        job.slot = slot
+                        job.start({**environment, **slots[slot]}, keep_open)
                 watch(stop)
                 time.sleep(POLL_SECONDS)
         finally:
             for job in jobs:  # an error of ours must not leave children behind
                 job.signal(signal.SIGTERM)
+                job.release()
         watch(stop)
     return stop.number
 

@@ -20,6 +20,7 @@ from resformer.errors import UserError
 from resformer.experiments.curves import Floats
 
 SUITE_FILE, SAMPLES_FILE, EVAL_FILE = "suite.json", "samples.json", "eval.json"
+DOCUMENTS_FILE, MEASURES_FILE, RECORD_FILE = "documents.json", "measures.jsonl", "record.json"
 _SCORES = ("loss", "bits_per_byte")
 
 
@@ -42,7 +43,11 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything a report wants to know about one run. `steps` is what was asked for, `step` what is done."""
+    """Everything a report wants to know about one run. `steps` is what was asked for, `step` what is done.
+
+    `documents` are the losses by validation document, `measures` the rows of an analysis. `recorded`: only the record
+    of a finished run is there, without its model.
+    """
 
     id: str
     name: str
@@ -59,12 +64,16 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     sample: dict[str, Any] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    measures: list[dict[str, Any]] = field(default_factory=list)
+    recorded: bool = False
 
     @property
     def trained(self) -> bool:
-        """All steps are done, the last one is validated and the model is exported."""
+        """All steps are done, the last one is validated and the model is exported (or was, by the record)."""
         validated = self.validation.get("all", Curve()).last("step")
-        return self.steps is not None and validated == self.steps and (self.path / "model").is_dir()
+        exported = self.recorded or (self.path / "model").is_dir()
+        return self.steps is not None and validated == self.steps and exported
 
     @property
     def scored(self) -> bool:
@@ -89,9 +98,14 @@ class Run:
         return isinstance(self.sample.get("text"), str)
 
     @property
+    def measured(self) -> bool:
+        """Losses by document and an analysis of the final model are there."""
+        return self.documents.get("step") == self.step and bool(self.measures)
+
+    @property
     def complete(self) -> bool:
         """Nothing is left to do."""
-        return self.trained and self.scored and self.sampled
+        return self.trained and self.scored and self.sampled and self.measured
 
     @property
     def state(self) -> str:
@@ -123,6 +137,9 @@ def read_suite(out: Path) -> dict[str, Any]:
             f"no suite in {out}: expected a readable {SUITE_FILE}; start with `resformer suite run NAME --out {out}`"
         )
     _check_key(out, suite, "baseline", str, "")
+    for key in ("pool", "records"):
+        if suite.get(key) is not None:
+            _check_key(out, suite, key, str, "")
     for i, run in enumerate(suite["runs"]):
         if not isinstance(run, dict):
             raise UserError(f"{out / SUITE_FILE}: runs[{i}] is {run!r}, expected an object; {_AGAIN}")
@@ -133,6 +150,11 @@ def read_suite(out: Path) -> dict[str, Any]:
             if run.get(key) is not None:
                 _check_key(out, run, key, kind, f"runs[{i}].")
     return suite
+
+
+def pool_of(out: Path, suite: dict[str, Any]) -> Path:
+    """The directory that holds corpus and runs of the suite in `out`, which several suites may share."""
+    return out / str(suite.get("pool") or ".")
 
 
 _AGAIN = "write the file anew with `resformer suite run NAME`"
@@ -146,8 +168,8 @@ def _check_key(out: Path, found: dict[str, Any], key: str, kind: type, where: st
         raise UserError(f"{out / SUITE_FILE}: {where}{key} is {got}, expected {expected}; {_AGAIN}")
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a metrics file; a line torn by a kill is skipped."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; a line torn by a kill is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -158,9 +180,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a metrics file."""
+    return [row for row in read_lines(path) if isinstance(row.get("step"), int)]
 
 
 def _curve(rows: list[dict[str, Any]]) -> Curve:
@@ -193,9 +220,19 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     return {name: {k: None if v == "none" else v for k, v in table.items()} for name, table in sections.items()}, text
 
 
-def read_run(out: Path, spec: dict[str, Any]) -> Run:
-    """One run of the suite in `out`, as `suite.json` describes it."""
-    path = out / "runs" / str(spec["id"])
+def read_run(path: Path, spec: dict[str, Any], *, records: Path | None = None) -> Run:
+    """One run in its directory, or, where it is not trained to its end there, its record if there is one.
+
+    `spec` is what `suite.json` says of it.
+    """
+    found = _read(path, spec, recorded=False)
+    if not found.trained and records is not None and (kept := records / "runs" / path.name / RECORD_FILE).is_file():
+        record = _read(kept.parent, spec, recorded=True)
+        return record if record.trained else found
+    return found
+
+
+def _read(path: Path, spec: dict[str, Any], *, recorded: bool) -> Run:
     rows = read_rows(path / "metrics.jsonl")
     train = _curve([row for row in rows if row.get("split") == "train"])
     domains: dict[str, list[dict[str, Any]]] = {}
@@ -206,8 +243,8 @@ def read_run(out: Path, spec: dict[str, Any]) -> Run:
     config, config_text = read_config(path / "config.toml")
     steps = config.get("train", {}).get("steps", spec.get("steps"))
     return Run(
-        id=str(spec["id"]),
-        name=str(spec.get("name") or spec["id"]),
+        id=path.name,
+        name=str(spec.get("name") or path.name),
         variant=str(spec.get("variant") or ""),
         seed=int(spec.get("seed") or 0),
         path=path,
@@ -221,9 +258,15 @@ def read_run(out: Path, spec: dict[str, Any]) -> Run:
         environment=read_json(path / "environment.json"),
         evaluation=read_json(path / EVAL_FILE),
         sample=read_json(path / SAMPLES_FILE),
+        documents=read_json(path / DOCUMENTS_FILE),
+        measures=[row for row in read_lines(path / MEASURES_FILE) if isinstance(row.get("measure"), str)],
+        recorded=recorded,
     )
 
 
 def read_runs(out: Path) -> list[Run]:
-    """All runs of the suite in `out`, in the suite's order."""
-    return [read_run(out, spec) for spec in read_suite(out)["runs"]]
+    """All runs of the suite in `out`, in the suite's order: one for each name and seed."""
+    suite = read_suite(out)
+    records = out / suite["records"] if suite.get("records") else None
+    pool = pool_of(out, suite)
+    return [read_run(pool / "runs" / spec["id"], spec, records=records) for spec in suite["runs"]]

@@ -13,8 +13,10 @@ from rich.text import Text
 
 from resformer.experiments.markup import duration, number
 from resformer.experiments.progress import Meter, time_left
-from resformer.experiments.runs import Run, read_run, read_suite
-from resformer.experiments.suite import LOG_FILE, is_locked
+from resformer.experiments.places import is_locked, lock_of
+from resformer.experiments.runs import Run, pool_of, read_run, read_suite
+from resformer.experiments.settings import resolve
+from resformer.experiments.suite import LOG_FILE, Request, describe, label, prepare
 
 
 def suite_status(out: Path | str) -> list[dict[str, Any]]:
@@ -24,19 +26,23 @@ def suite_status(out: Path | str) -> list[dict[str, Any]]:
     Raises UserError when `out` holds no suite.
     """
     out = Path(out)
-    described, active = read_suite(out), is_locked(out)
+    described = read_suite(out)
+    active, pool = is_locked(out), pool_of(out, described)
+    records = out / described["records"] if described.get("records") else None
+    several = len(described.get("seeds") or ()) > 1
     rows, meters, states = [], [], []
     for spec in described["runs"]:
-        run = read_run(out, spec)
+        run = read_run(pool / "runs" / spec["id"], spec, records=records)
         meter = Meter(path=run.path / "metrics.jsonl", steps=run.steps or int(spec.get("steps") or 0))
         meter.read()
-        state = _state(out, run, active)
+        state = _state(run, active or is_locked(lock_of(pool, run.id)))
         left = (
             (meter.steps - meter.step) * meter.seconds_per_step
             if meter.seconds_per_step and state == "running"
             else None
         )
-        rows.append({"name": run.name, "id": run.id, "state": state, "step": run.step, "steps": meter.steps,
+        name = f"{run.name} (seed {run.seed})" if several else run.name
+        rows.append({"name": name, "id": run.id, "state": state, "step": run.step, "steps": meter.steps,
                      "loss": meter.loss, "seconds_left": left})  # fmt: skip
         meters.append(meter)
         states.append(state if state in ("running", "finished") else "waiting")
@@ -65,8 +71,8 @@ def suite_status(out: Path | str) -> list[dict[str, Any]]:
     return rows
 
 
-def _state(out: Path, run: Run, active: bool) -> str:
-    """ "finished", "running", "trained, not scored", "trained, no sample", "stopped" or "waiting". A run counts as
+def _state(run: Run, active: bool) -> str:
+    """ "finished", "running", "trained, not scored", "trained, not analysed", "stopped" or "waiting". A run counts as
     running while its log or metrics moved in the last two minutes.
     """
     if run.complete:
@@ -76,5 +82,27 @@ def _state(out: Path, run: Run, active: bool) -> str:
     if active and time.time() - moved < 120:
         return "running"
     if run.trained:
-        return "trained, no sample" if run.scored else "trained, not scored"
+        return "trained, not analysed" if run.scored else "trained, not scored"
     return "stopped" if run.step else "waiting"
+
+
+def list_runs(request: Request) -> list[dict[str, Any]]:
+    """Print the runs of a suite with the numbers that `--only` takes, and return them: what one job of an array each
+    would train. Prepares the corpus if need be, as the ids depend on it.
+    """
+    planned, places = request.planned, request.places
+    settings = resolve(planned, places.data, request.overrides)
+    places.check()
+    places.out.mkdir(parents=True, exist_ok=True)
+    described = describe(request, settings, prepare(planned, places))
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("only", "run", "id", "state"):
+        table.add_column(column, justify="right" if column == "only" else "left", no_wrap=True)
+    rows = []
+    for i, spec in enumerate(described["runs"], 1):
+        run = read_run(places.run(spec["id"]), spec, records=places.records)
+        state = _state(run, is_locked(lock_of(places.pool, run.id)))
+        rows.append({"only": i, "name": label(spec, planned), "id": run.id, "state": state})
+        table.add_row(*(Text(str(value)) for value in rows[-1].values()))
+    Console(highlight=False).print(table)
+    return rows

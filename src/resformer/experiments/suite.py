@@ -1,19 +1,16 @@
 """Run a suite: prepare the corpus once, train what is not trained yet, some runs at a time, and write the report.
 
-`out` holds everything: data/ (the corpus), runs/<id>/ with its run.log, configs/<id>.toml, suite.json, report.html,
-results.json, report.png. The same command goes on where an earlier one stopped. Exit codes: 0, 1 if a run failed, 130
-and 143 after Ctrl-C and SIGTERM.
+What lies where is in `places`. The same command goes on where an earlier one stopped. Exit codes: 0, 1 if a run failed,
+130 and 143 after Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,80 +19,104 @@ from rich.text import Text
 
 from resformer.data.guard import disk_errors
 from resformer.errors import UserError
+from resformer.experiments import launch
 from resformer.experiments.jobs import Job, run_jobs, tail
+from resformer.experiments.launch import Launch
+from resformer.experiments.places import Places, deposit, deposit_suite, lock_run, locked, waiting_for
 from resformer.experiments.progress import Display, Meter
 from resformer.experiments.runs import EVAL_FILE, SUITE_FILE, Run, read_json, read_run
 from resformer.experiments.settings import Overrides, Settings, override_paths, resolve
-from resformer.experiments.spec import Suite
+from resformer.experiments.spec import Planned
 from resformer.train.files import write_atomic, write_json
 
-LOCK_FILE, LOG_FILE = ".lock", "run.log"
+LOG_FILE = "run.log"
 
 
-def run_suite(
-    suite: Suite,
-    out: Path | str,
-    *,
-    jobs: int = 2,
-    config_overrides: Overrides | None = None,
-    load_recipe: Callable[[str], Any] | None = None,
-    imports: Sequence[Path] = (),
-) -> int:
-    """Train every run of `suite` into `out`, then write and print the report.
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A suite at a scale, where it lies, how it is started, and what the user changed."""
+
+    planned: Planned
+    places: Places
+    launch: Launch
+    overrides: Overrides = ()
+    only: tuple[int, ...] = ()
+
+    def command(self) -> str:
+        """What to type to go on."""
+        suite, places, launch = self.planned.suite, self.places, self.launch
+        words = ["resformer", "suite", "run", suite.name]
+        if len(suite.scales) > 1:
+            words += ["--scale", self.planned.scale_name]
+        if self.planned.scale.seeds != suite.scales[self.planned.scale_name].seeds:
+            words += ["--seeds", *map(str, self.planned.scale.seeds)]
+        words += ["--out", str(places.out)]
+        for flag, path, usual in (
+            ("--pool", places.pool, places.out),
+            ("--data", places.data, places.pool / "data"),
+            ("--records", places.records, None),
+            ("--task-files", launch.task_files, None),
+        ):
+            words += [flag, str(path)] if path is not None and path != usual else []
+        words += ["--jobs", str(launch.jobs)]
+        words += ["--processes", str(launch.processes)] if launch.processes > 1 else []
+        words += ["--set", *texts] if (texts := override_texts(self.overrides)) else []
+        return shlex.join([*words, *launch.import_flags()])
+
+
+def override_texts(overrides: Overrides) -> list[str]:
+    """As they are typed after `--set`."""
+    if isinstance(overrides, Mapping):
+        return [f"{path}={value}" for path, value in overrides.items()]
+    return [str(text) for text in overrides]
+
+
+def run_suite(request: Request, *, load_recipe: Callable[[str], Any] | None = None) -> int:
+    """Train every run of a suite that is not trained yet, then write and print the report.
 
     Args:
-        suite: what to run.
-        out: the suite's directory, made if needed.
-        jobs: runs at the same time, each a process on one CPU thread.
-        config_overrides: configuration keys that replace the recipe's in every run; such runs get ids of their own.
+        request: what to run, and where. With `only`, these runs (numbered from 1, as `list_runs` shows them) and no
+            report: for one job a run, in a queue.
         load_recipe: recipe name -> configuration; the installed recipes when not given.
-        imports: files with variants of the user's own; the runs' processes run them too.
 
     Returns:
         0; 1 if a run failed; 130 or 143 if Ctrl-C or SIGTERM stopped it (runs in progress have written a checkpoint).
 
     Raises:
         UserError: settings that make no sense, a corpus that cannot be read, something else or another process at work
-            in `out`.
+            in the suite's directory.
         RunError: the disk is full.
     """
-    out, overrides, console = Path(out), config_overrides or {}, Console(highlight=False)
-    if jobs < 1:
-        raise UserError(f"jobs is {jobs}, expected 1 or more")
-    settings = resolve(suite, out / "data", overrides, load_recipe=load_recipe)
-    _check_place(out)
-    with disk_errors(out):
-        return _run_in(suite, out, settings, overrides, jobs, imports, console)
+    places, console = request.places, Console(highlight=False)
+    if request.launch.jobs < 1:
+        raise UserError(f"jobs is {request.launch.jobs}, expected 1 or more")
+    if request.launch.processes < 1:
+        raise UserError(f"processes is {request.launch.processes}, expected 1 or more")
+    settings = resolve(request.planned, places.data, request.overrides, load_recipe=load_recipe)
+    check_only(request.only, len(settings))
+    places.check()
+    with disk_errors(places.pool):
+        places.out.mkdir(parents=True, exist_ok=True)
+        with locked(places.out, shared=bool(request.only)) as lock:
+            return _run_in(request, settings, lock, console)
 
 
-def _check_place(out: Path) -> None:
-    """UserError where something else is than a suite."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, expected a directory to write into; choose another")
-    if (out / SUITE_FILE).exists() and not isinstance(read_json(out / SUITE_FILE).get("runs"), list):
-        raise UserError(
-            f"{out / SUITE_FILE}: not written by `resformer suite run`, so it is not replaced; choose another --out or "
-            "remove the file"
-        )
+def check_only(only: Sequence[int], count: int) -> None:
+    """UserError for a number that no run has."""
+    for number in only:
+        if not 1 <= number <= count:
+            raise UserError(f"--only {number}: the suite has runs 1 to {count}; `--list` shows them")
 
 
-def _run_in(
-    suite: Suite,
-    out: Path,
-    settings: Sequence[Settings],
-    overrides: Overrides,
-    jobs: int,
-    imports: Sequence[Path],
-    console: Console,
-) -> int:
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out) as lock:
-        fingerprint = _prepare(suite, out)
-        described = _describe(suite, out, settings, overrides, fingerprint, jobs, imports)
-        for note in dict.fromkeys(note for one in settings for note in one.notes):
-            console.print(Text(note), soft_wrap=True)
-        todo, meters = _plan(suite, out, described, console, imports)
-        stopped = _run(todo, meters, jobs, lock, console)
+def _run_in(request: Request, settings: Sequence[Settings], lock: int, console: Console) -> int:
+    places, records = request.places, request.places.records
+    fingerprint = prepare(request.planned, places)
+    described = describe(request, settings, fingerprint)
+    for note in dict.fromkeys(note for one in settings for note in one.notes):
+        console.print(Text(note), soft_wrap=True)
+    wanted = [described["runs"][i - 1] for i in request.only] or described["runs"]
+    todo, meters, left = _plan(request, wanted, console)
+    stopped = _run(request, todo, meters, lock, console)
     if stopped:
         console.print(Text(f"stopped; go on with the same command: {described['command']}"), soft_wrap=True)
         return 130 if stopped == signal.SIGINT else 143
@@ -104,181 +125,188 @@ def _run_in(
         text = f"\n{job.name} failed with exit code {job.returncode}; the end of {job.log}:"
         console.print(Text(text), style="bold red", soft_wrap=True)
         console.print(Text(tail(job.log)), soft_wrap=True)
-    show_report(out, console)
+    if records is not None:
+        kept = deposit_suite(places.out, places.data, records, described)
+        if not request.only:
+            show_report(kept, quiet=True)
+    if not request.only:
+        show_report(places.out, console)
+    if left:
+        text = f"in progress elsewhere, not waited for: {', '.join(left)}; type the command again when they are done"
+        console.print(Text(text), style="bold", soft_wrap=True)
     return 1 if failed else 0
 
 
-def show_report(out: Path, console: Console | None = None) -> Path:
+def show_report(out: Path, console: Console | None = None, *, quiet: bool = False) -> Path:
     """Write the report of what is there, print the table and, as the last line, the report's path."""
     from resformer.experiments.report import RESULTS_FILE, write_report
     from resformer.experiments.terminal import print_results
 
     with disk_errors(out):
         report = write_report(out)
-    print_results(read_json(Path(out) / RESULTS_FILE), report, console)
+    if not quiet:
+        print_results(read_json(Path(out) / RESULTS_FILE), report, console)
     return report
 
 
-@contextlib.contextmanager
-def locked(out: Path) -> Iterator[int]:
-    """Hold the suite's directory; yields the descriptor, which children inherit.
+def prepare(planned: Planned, places: Places) -> str:
+    """The fingerprint of the corpus, which is prepared first unless the user brought it."""
+    from resformer.data import open_dataset
+    from resformer.data import prepare as build
 
-    So the lock lives as long as any of them does, and a suite whose parent was killed cannot be started a second time
-    beside its own children.
-    """
-    with (out / LOCK_FILE).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    if places.data != places.pool / "data":
+        return str(open_dataset(places.data, verify="sample").fingerprint)
+    if not planned.scale.inputs:
+        if not (places.data / "index.json").is_file():
             raise UserError(
-                f"another process is training in {out}; wait for it (`resformer suite status`) or take another --out"
-            ) from None
-        yield file.fileno()
+                f"suite {planned.suite.name!r} at scale {planned.scale_name!r} needs a corpus of yours: pass --data DIR "
+                "(`resformer data prepare` writes one; docs/reproduce.md)"
+            )
+        return str(open_dataset(places.data, verify="sample").fingerprint)
+    with waiting_for(places.pool / ".data.lock"):  # the jobs of an array start together
+        build(list(planned.scale.inputs), places.data, **dict(planned.scale.prepare_options))
+    return str(open_dataset(places.data, verify="none").fingerprint)
 
 
-def is_locked(out: Path) -> bool:
-    """Whether some process trains in `out` right now."""
-    try:
-        with (out / LOCK_FILE).open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
-def _prepare(suite: Suite, out: Path) -> str:
-    """The prepared corpus's fingerprint."""
-    from resformer.data import open_dataset, prepare
-
-    options: dict[str, Any] = dict(suite.prepare_options)
-    prepare(list(suite.inputs), out / "data", **options)
-    return str(open_dataset(out / "data", verify="none").fingerprint)
-
-
-def _describe(
-    suite: Suite,
-    out: Path,
-    settings: Sequence[Settings],
-    overrides: Overrides,
-    fingerprint: str,
-    jobs: int,
-    imports: Sequence[Path],
-) -> dict[str, Any]:
+def describe(request: Request, settings: Sequence[Settings], fingerprint: str) -> dict[str, Any]:
     """Write suite.json and the runs' configuration files, and return what suite.json says."""
     from resformer.train.configure import to_toml
 
-    (out / "configs").mkdir(exist_ok=True)
+    places, planned, suite = request.places, request.planned, request.planned.suite
+    (places.out / "configs").mkdir(exist_ok=True)
     runs = []
     for one in settings:
         run_id = one.id(fingerprint)
-        write_atomic(out / "configs" / f"{run_id}.toml", to_toml(one.config))
+        write_atomic(places.out / "configs" / f"{run_id}.toml", to_toml(one.config))
         runs.append(
             {
                 "id": run_id,
                 "name": one.spec.name,
                 "variant": one.spec.variant,
-                "seed": one.spec.seed,
-                "overrides": dict(one.spec.overrides),
+                "seed": one.seed,
+                "overrides": dict(one.overrides),
                 "steps": one.config.train.steps,
             }
         )
-    if isinstance(overrides, Mapping):
-        texts = [f"{path}={value}" for path, value in overrides.items()]
-    else:
-        texts = [str(text) for text in overrides]
-    again = [
-        "resformer",
-        "suite",
-        "run",
-        suite.name,
-        "--out",
-        str(out),
-        "--jobs",
-        str(jobs),
-        *(["--set", *texts] if texts else []),
-        *_import_flags(imports),
-    ]
+    texts = override_texts(request.overrides)
     described = {
-        "schema": 1,
+        "schema": 2,
         "name": suite.name,
+        "scale": planned.scale_name,
         "title": suite.title,
-        "recipe": suite.recipe,
+        "question": suite.question,
+        "recipe": planned.scale.recipe,
         "baseline": suite.baseline,
-        "claims": [{"left": claim.left, "right": claim.right, "on": claim.on} for claim in suite.claims],
+        "seeds": list(planned.scale.seeds),
+        "pool": places.relative(places.pool),
+        "records": None if places.records is None else places.relative(places.records),
+        "claims": [
+            {"kind": c.kind, "left": c.left, "right": c.right, "on": c.on, "margin": c.margin, "paper": c.paper}
+            for c in planned.claims
+        ],
+        "paper": [{"run": r.run, "values": dict(r.values), "source": r.source} for r in suite.paper],
+        "paper_setting": suite.paper_setting,
+        "notes": list(suite.notes),
         "runs": runs,
-        "config_overrides": dict(zip(override_paths(overrides), (t.partition("=")[2] for t in texts), strict=True)),
+        "config_overrides": dict(zip(override_paths(request.overrides), _values(texts), strict=True)),
         "data_fingerprint": fingerprint,
-        "command": shlex.join(again),
+        "command": request.command(),
     }
-    write_json(out / SUITE_FILE, described)
+    write_json(places.out / SUITE_FILE, described)
     return described
 
 
+def _values(texts: Sequence[str]) -> Iterator[str]:
+    return (text.partition("=")[2] for text in texts)
+
+
 def _plan(
-    suite: Suite, out: Path, described: dict[str, Any], console: Console, imports: Sequence[Path]
-) -> tuple[list[Job], list[Meter]]:
-    """What is left to do; says what is reused and what is resumed."""
-    todo, meters = [], []
-    for spec in described["runs"]:
-        run = read_run(out, spec)
-        if run.complete:
-            console.print(Text(f"{run.name}: already trained ({run.steps} steps), reused: {run.path}"), soft_wrap=True)
+    request: Request, wanted: Sequence[dict[str, Any]], console: Console
+) -> tuple[list[Job], list[Meter], list[str]]:
+    """What is left to do, and the names of runs that somebody else trains; says what is reused and what is resumed."""
+    places, launch = request.places, request.launch
+    todo: list[Job] = []
+    meters: list[Meter] = []
+    left: list[str] = []
+    seen: set[str] = set()
+    for spec in wanted:
+        run = read_run(places.run(spec["id"]), spec, records=places.records)
+        name = label(spec, request.planned)
+        if spec["id"] in seen:  # two names for the same training
             continue
-        if run.trained and not run.scored:
-            console.print(Text(f"{run.name}: trained, scored again: {_score_fault(run)}"), soft_wrap=True)
-        if run.step and not run.trained:
-            console.print(Text(f"{run.name}: resumed, {run.step} of {spec['steps']} steps were done"), soft_wrap=True)
-        commands = ([] if run.trained else [_train_command(suite, out, run)]) + [_finish_command(suite, out, run)]
-        commands = [[*command, *_import_flags(imports)] for command in commands]
-        todo.append(Job(name=run.name, commands=commands, log=run.path / LOG_FILE))
+        seen.add(spec["id"])
+        if run.complete and not _lacks_tasks(run, launch.tasks):
+            console.print(Text(f"{name}: already trained ({run.steps} steps), reused: {run.path}"), soft_wrap=True)
+            if places.records is not None and not run.recorded:
+                deposit(run, places.records)
+            continue
+        if (held := lock_run(places.pool, run.id)) is None:
+            console.print(Text(f"{name}: another process is training it"), soft_wrap=True)
+            left.append(name)
+            continue
+        if run.recorded:  # a record has no model that could be scored
+            run = read_run(places.run(spec["id"]), spec)
+        if run.trained:
+            console.print(Text(f"{name}: trained, scored again: {_missing(run)}"), soft_wrap=True)
+        elif run.step:
+            console.print(Text(f"{name}: resumed, {run.step} of {spec['steps']} steps were done"), soft_wrap=True)
+        commands = [launch.finish(request.planned, places, run)]
+        if not run.trained:
+            commands.insert(0, launch.train(request.planned, places, run))
+        log = run.path / LOG_FILE
+        todo.append(Job(name=name, commands=commands, log=log, lock=held, done=_keeper(places, spec)))
         meters.append(Meter(path=run.path / "metrics.jsonl", steps=spec["steps"]))
-    return todo, meters
+    return todo, meters, left
 
 
-def _score_fault(run: Run) -> str:
+def label(spec: Mapping[str, Any], planned: Planned) -> str:
+    """How a run is called where several seeds are: `identity (seed 1)`."""
+    return f"{spec['name']} (seed {spec['seed']})" if len(planned.scale.seeds) > 1 else str(spec["name"])
+
+
+def _keeper(places: Places, spec: dict[str, Any]) -> Callable[[], None]:
+    """What to do when a run is over: keep its record."""
+
+    def keep() -> None:
+        if places.records is not None and (run := read_run(places.run(spec["id"]), spec)).complete:
+            deposit(run, places.records)
+
+    return keep
+
+
+def _lacks_tasks(run: Run, tasks: Sequence[str]) -> bool:
+    found = run.evaluation.get("tasks")
+    return any(not (isinstance(found, dict) and task in found) for task in tasks)
+
+
+def _missing(run: Run) -> str:
+    """Why a trained run is not complete."""
     file = run.path / EVAL_FILE
-    return f"{file} {'is damaged or of another step or corpus' if file.exists() else 'is missing'}"
+    if not run.scored:
+        return f"{file} {'is damaged or of another step or corpus' if file.exists() else 'is missing'}"
+    if not run.sampled:
+        return "it has no sample"
+    return "it has no losses by document or no analysis" if not run.measured else "it lacks tasks"
 
 
-def _import_flags(imports: Sequence[Path]) -> list[str]:
-    return [word for path in imports for word in ("--import", str(path))]
-
-
-def _train_command(suite: Suite, out: Path, run: Run) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "resformer",
-        "train",
-        suite.recipe,
-        "--config",
-        str(out / "configs" / f"{run.id}.toml"),
-    ]
-    command += ["--out", str(run.path)]
-    if (run.path / "checkpoints" / "latest").exists():
-        return [*command, "--resume"]
-    # Killed before its first checkpoint: there is nothing to resume from, and nothing that could be lost.
-    return [*command, "--overwrite"] if run.path.exists() else command
-
-
-def _finish_command(suite: Suite, out: Path, run: Run) -> list[str]:
-    options = ["--prompt", suite.prompt, "--max-new-tokens", str(suite.sample_tokens), "--seed", str(suite.sample_seed)]
-    return [sys.executable, "-m", "resformer.experiments.finish", str(run.path), "--data", str(out / "data"), *options]
-
-
-def _run(todo: list[Job], meters: list[Meter], jobs: int, lock: int, console: Console) -> int:
+def _run(request: Request, todo: list[Job], meters: list[Meter], lock: int, console: Console) -> int:
     """Run the jobs under the live display; returns the signal that stopped them, or 0."""
     if not todo:
         return 0
-    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    environment = {**os.environ, **single, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    jobs, processes = request.launch.jobs, request.launch.processes
+    devices = launch.visible_devices()
+    slots = launch.slots(jobs, processes, devices)
+    if not slots:
+        raise UserError(f"--processes {processes}: only {len(devices)} CUDA devices are visible")
     names = ", ".join(job.name for job in todo)
-    console.print(
-        Text(f"training {len(todo)} runs, {min(jobs, len(todo))} at a time on one CPU thread each: {names}"),
-        soft_wrap=True,
-    )
-    display = Display(todo, meters, parallel=jobs, console=console)
-    with display.shown():
-        return run_jobs(todo, parallel=jobs, environment=environment, keep_open=[lock], watch=display.update)
+    where = f"{processes} of {len(devices)} devices each" if devices else "one CPU thread each"
+    text = f"training {len(todo)} runs, {min(len(slots), len(todo))} at a time on {where}: {names}"
+    console.print(Text(text), soft_wrap=True)
+    display = Display(todo, meters, parallel=len(slots), console=console)
+    with contextlib.ExitStack() as stack:
+        for job in todo:
+            stack.callback(job.release)
+        stack.enter_context(display.shown())
+        return run_jobs(
+            todo, slots=slots, environment=launch.environment(), keep_open=[lock], watch=display.update
+        )
