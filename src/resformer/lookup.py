@@ -149,8 +149,24 @@ def suites() -> dict[str, Suite]:
 
 
 def suite(name: str) -> Suite:
-    """The suite of that name; UserError with the nearest one when there is none."""
+    """The suite of that name, or the `SUITE` of a Python file; UserError with the nearest name when there is none."""
+    if name.endswith(".py"):
+        return _suite_of(Path(name))
     known = suites()
     if name not in known:
         raise UserError(f"unknown suite {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     return known[name]
+
+
+def _suite_of(file: Path) -> Suite:
+    """`SUITE` of a file of the user's."""
+    import runpy
+
+    from resformer.experiments.spec import Suite
+
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; expected a Python file that defines SUITE, or a suite's name")
+    found = runpy.run_path(str(file)).get("SUITE")
+    if not isinstance(found, Suite):
+        raise UserError(f"{file}: defines no SUITE, a resformer.experiments.spec.Suite; docs/reproduce.md shows one")
+    return found

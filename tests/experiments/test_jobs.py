@@ -22,7 +22,7 @@ def test_commands_run_in_order_and_a_failure_stops_only_its_own_job(tmp_path: Pa
     good = job(tmp_path, "good", "print('one')", "print('two')")
     bad = job(tmp_path, "bad", "import sys; print('reason'); sys.exit(3)", "print('never')")
     last = job(tmp_path, "last", "print('last')")
-    assert run_jobs([bad, good, last], parallel=2) == 0
+    assert run_jobs([bad, good, last], slots=[{}, {}]) == 0
     assert [(j.state, j.returncode) for j in (bad, good, last)] == [("failed", 3), ("finished", 0), ("finished", 0)]
     assert good.log.read_text().index("one") < good.log.read_text().index("two")
     assert tail(bad.log) == "reason"
@@ -37,13 +37,13 @@ def test_no_more_than_so_many_at_a_time(tmp_path: Path) -> None:
         nonlocal most
         most = max(most, sum(j.state == "running" for j in jobs))
 
-    assert run_jobs(jobs, parallel=2, watch=watch) == 0
+    assert run_jobs(jobs, slots=[{}, {}], watch=watch) == 0
     assert most == 2
 
 
 def test_children_get_the_environment(tmp_path: Path) -> None:
     one = job(tmp_path, "one", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
-    run_jobs([one], parallel=1, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    run_jobs([one], slots=[{}], environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert "threads 1" in one.log.read_text()
 
 
@@ -65,7 +65,7 @@ folder = Path(sys.argv[1])
 child = Path(sys.argv[2]).read_text()
 commands = [[sys.executable, "-c", child], [sys.executable, "-c", "print('second')"]]
 jobs = [Job(name=name, commands=commands, log=folder / name) for name in "ab"]
-print(run_jobs(jobs, parallel=1), jobs[0].returncode, jobs[1].state, flush=True)
+print(run_jobs(jobs, slots=[{}]), jobs[0].returncode, jobs[1].state, flush=True)
 """
 
 

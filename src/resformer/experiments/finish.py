@@ -116,7 +116,9 @@ def measured_windows(dataset: Any, length: int, count: int) -> np.ndarray:
         by_domain.append([np.asarray(stream[int(a) : int(a) + room], dtype=np.int64) for a in at[:share]])
     turns = [rows[i] for i in range(max(map(len, by_domain))) for rows in by_domain if i < len(rows)][:count]
     if not turns:
-        raise UserError(f"no domain has {room} tokens of validation text to analyse; hold more out (--validation-share)")
+        raise UserError(
+            f"no domain has {room} tokens of validation text to analyse; hold more out (--validation-share)"
+        )
     return np.stack([np.concatenate([[dataset.eos_token_id], row]) for row in turns])
 
 

@@ -29,6 +29,7 @@ from resformer.experiments.runs import (
     SUITE_FILE,
     Run,
     read_json,
+    read_record,
 )
 from resformer.train.files import write_json
 
@@ -137,9 +138,9 @@ def waiting_for(file: Path) -> Iterator[None]:
 
 
 def deposit(run: Run, records: Path) -> bool:
-    """Keep the record of a run that is complete; False if it was there already. It appears as a whole."""
+    """Keep the record of a run that is complete; False if a whole one was there already. It appears as a whole."""
     target = records / "runs" / run.id
-    if (target / RECORD_FILE).is_file() and read_json(target / RECORD_FILE).get("step") == run.step:
+    if (found := read_record(records, run.id, {})) is not None and found.complete and found.step == run.step:
         return False
     waiting = target.with_name(f".{run.id}.{os.getpid()}")
     shutil.rmtree(waiting, ignore_errors=True)

@@ -226,10 +226,16 @@ def read_run(path: Path, spec: dict[str, Any], *, records: Path | None = None) -
     `spec` is what `suite.json` says of it.
     """
     found = _read(path, spec, recorded=False)
-    if not found.trained and records is not None and (kept := records / "runs" / path.name / RECORD_FILE).is_file():
-        record = _read(kept.parent, spec, recorded=True)
-        return record if record.trained else found
-    return found
+    if found.trained or records is None:
+        return found
+    record = read_record(records, path.name, spec)
+    return record if record is not None and record.trained else found
+
+
+def read_record(records: Path, run_id: str, spec: dict[str, Any]) -> Run | None:
+    """The record of a run, whole or not; None where there is none."""
+    path = records / "runs" / run_id
+    return _read(path, spec, recorded=True) if (path / RECORD_FILE).is_file() else None
 
 
 def _read(path: Path, spec: dict[str, Any], *, recorded: bool) -> Run:

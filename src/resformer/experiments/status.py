@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from resformer.experiments.markup import duration, number
-from resformer.experiments.progress import Meter, time_left
 from resformer.experiments.places import is_locked, lock_of
+from resformer.experiments.progress import Meter, time_left
 from resformer.experiments.runs import Run, pool_of, read_run, read_suite
 from resformer.experiments.settings import resolve
 from resformer.experiments.suite import LOG_FILE, Request, describe, label, prepare
@@ -106,3 +106,25 @@ def list_runs(request: Request) -> list[dict[str, Any]]:
         table.add_row(*(Text(str(value)) for value in rows[-1].values()))
     Console(highlight=False).print(table)
     return rows
+
+
+def dry_run(request: Request) -> None:
+    """Print what a suite would take and how to start it; nothing is prepared, written or trained."""
+    from resformer.experiments.budget import budget, print_budget
+
+    planned, places = request.planned, request.places
+    settings = resolve(planned, places.data, request.overrides)
+    vocab_size = None
+    if (places.data / "index.json").is_file():
+        from resformer.data import open_dataset
+
+        vocab_size = open_dataset(places.data, verify="none").vocab_size
+    found = budget(
+        planned,
+        [(one.spec.name, one.seed, one.config) for one in settings],
+        processes=request.launch.processes,
+        vocab_size=vocab_size,
+    )
+    more = request.changed()
+    own = places.data != places.pool / "data"
+    print_budget(found, data=places.data if own else "DIR", out=places.out, pool=places.pool, more=more)

@@ -60,8 +60,14 @@ class Request:
             words += [flag, str(path)] if path is not None and path != usual else []
         words += ["--jobs", str(launch.jobs)]
         words += ["--processes", str(launch.processes)] if launch.processes > 1 else []
+        return shlex.join([*words, *self.changed(seeds=False)])
+
+    def changed(self, *, seeds: bool = True) -> list[str]:
+        """The words that change what the runs are."""
+        usual = self.planned.suite.scales[self.planned.scale_name].seeds
+        words = ["--seeds", *map(str, self.planned.scale.seeds)] if seeds and self.planned.scale.seeds != usual else []
         words += ["--set", *texts] if (texts := override_texts(self.overrides)) else []
-        return shlex.join([*words, *launch.import_flags()])
+        return [*words, *self.launch.import_flags()]
 
 
 def override_texts(overrides: Overrides) -> list[str]:
@@ -307,6 +313,4 @@ def _run(request: Request, todo: list[Job], meters: list[Meter], lock: int, cons
         for job in todo:
             stack.callback(job.release)
         stack.enter_context(display.shown())
-        return run_jobs(
-            todo, slots=slots, environment=launch.environment(), keep_open=[lock], watch=display.update
-        )
+        return run_jobs(todo, slots=slots, environment=launch.environment(), keep_open=[lock], watch=display.update)

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 _PAPER = ("2m", "82m", "180m", "468m", "1b6", "82m_512", "82m_8192", "82m_32000", "82m_64000")
 # name -> module, which has a function of that name
-_RECIPES = {"quick": "quick", "tiny": "tiny", "mini": "mini", "small": "small", **{f"paper_{size}": "paper" for size in _PAPER}}
+_RECIPES = {
+    "quick": "quick",
+    "tiny": "tiny",
+    "mini": "mini",
+    "small": "small",
+    **{f"paper_{size}": "paper" for size in _PAPER},
+}
 
 
 def names() -> list[str]:

@@ -8,7 +8,7 @@ from resformer.train.configure import edit
 
 
 def small() -> Config:
-    """The 82M model on 2.1 billion tokens: 4,000 steps of 256 x 2,048, about two hours of an A100 at 40 % of its peak."""
+    """The 82M model on 2.1 billion tokens: 4,000 steps of 256 x 2,048, two hours of an A100 at 40 % of its peak."""
     return edit(
         paper("82m"),
         {

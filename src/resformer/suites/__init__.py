@@ -1,4 +1,4 @@
-"""The suites that come with the package: one file each with a `SUITE` object, found by its name and imported by nothing.
+"""The suites that come with the package: one file each with a `SUITE` object, found by name and imported by nothing.
 
 Here is what several of them share, so that a run which two suites name is the same run and is trained once: `scales`,
 the paper's tasks, and the options of Learnable-Plus, whose initial logits the paper does not give and which are
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from resformer.experiments.spec import Scale
+from resformer.experiments.spec import Reference, Scale
 
 PAPER_TASKS = ("hellaswag", "openbookqa", "winogrande", "arc_challenge", "arc_easy", "piqa")
 """The tasks of the paper's zero-shot tables, by their names in lm-eval, in the paper's order."""
@@ -23,6 +23,15 @@ ZEROS: Mapping[str, object] = {"model.variant_options": {"logit_init": "zeros"}}
 
 SETTING_82M = "82M parameters, 20B tokens of SlimPajama; mean of the losses of its seven domains"
 NOT_IN_PAPER = "not in the paper"
+V1, V5, V5_2ND = "v1 table 5 [v1]", "v5, ablations [sum]", "v5, ablations [2nd]"
+IDENTITY_82M = "2.712 against 2.739 at 82M (v1 table 5)"
+
+
+def table(source: str, rows: Mapping[str, Mapping[str, float]]) -> tuple[Reference, ...]:
+    """Rows of one of the paper's tables: our run -> measure (as claims name it; "loss" is "validation/loss") -> value;
+    accuracies 0..1.
+    """
+    return tuple(Reference(run=run, values=values, source=source) for run, values in rows.items())
 
 
 def scales(

@@ -5,8 +5,8 @@ All four models see the same tokens in the same order. SVFormer is here for its 
 it behind the Transformer at equal data, so nothing is claimed about it. Variants have the library's default options.
 """
 
-from resformer.experiments.spec import Less, Reference, RunSpec, Scale, Suite
-from resformer.suites import SETTING_82M
+from resformer.experiments.spec import Less, RunSpec, Scale, Suite
+from resformer.suites import SETTING_82M, V1, V5, V5_2ND, table
 
 SUITE = Suite(
     name="quick",
@@ -20,9 +20,9 @@ SUITE = Suite(
         Less("learnable_plus", "transformer", paper="2.681 against 2.739 at 82M (v5)"),
     ),
     paper=(
-        Reference(run="transformer", values={"loss": 2.739}, source="v1 table 5 [v1]"),
-        Reference(run="learnable", values={"loss": 2.705}, source="v5, ablations [2nd]"),
-        Reference(run="learnable_plus", values={"loss": 2.681}, source="v5, ablations [sum]"),
+        *table(V1, {"transformer": {"loss": 2.739}}),
+        *table(V5_2ND, {"learnable": {"loss": 2.705}}),
+        *table(V5, {"learnable_plus": {"loss": 2.681}}),
     ),
     paper_setting=SETTING_82M,
 )

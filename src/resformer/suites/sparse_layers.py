@@ -1,7 +1,7 @@
 """Where a strong residual belongs: one layer, the last k layers, and how strong."""
 
-from resformer.experiments.spec import Less, Reference, RunSpec, Suite
-from resformer.suites import SETTING_82M, scales
+from resformer.experiments.spec import Less, RunSpec, Suite
+from resformer.suites import SETTING_82M, V1, V5, V5_2ND, scales, table
 
 
 def options(**found: object) -> dict[str, object]:
@@ -39,9 +39,9 @@ SUITE = Suite(
         Less("last_3", "strength_10", paper="5 is the strength that the paper took for layers 6 to 8 (v5)"),
     ),
     paper=(
-        Reference(run="transformer", values={"loss": 2.739}, source="v1 table 5 [v1]"),
-        Reference(run="last_3", values={"loss": 2.687}, source="v5, ablations [sum]; one text that quotes it has 2.682"),
-        Reference(run="last_7", values={"loss": 2.709}, source="v5, ablations [2nd]; which strength is not said"),
+        *table(V1, {"transformer": {"loss": 2.739}}),
+        *table(V5, {"last_3": {"loss": 2.687}}),
+        *table(f"{V5_2ND}; which strength is not said", {"last_7": {"loss": 2.709}}),
     ),
     paper_setting=SETTING_82M,
     notes=(
