@@ -6,6 +6,7 @@ tokens are training tokens seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,3 +110,27 @@ def thin(x: ArrayLike, y: ArrayLike, most: int = 240) -> tuple[Floats, Floats]:
         return xs, ys
     keep = np.unique(np.linspace(0, len(xs) - 1, most).round().astype(int))
     return xs[keep], ys[keep]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A curve's mean over seeds, and its lowest and highest values, at the `x` that all seeds have."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    seeds: int
+
+
+def over_seeds(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Band:
+    """Mean and range of curves `(x, y)` at their common `x`, sorted; seeds that have no point yet count for nothing."""
+    known = [(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)) for x, y in curves if np.size(x)]
+    if not known:
+        none = np.empty(0)
+        return Band(x=none, mean=none, low=none, high=none, seeds=0)
+    shared = known[0][0]
+    for x, _ in known[1:]:
+        shared = np.intersect1d(shared, x)
+    table = np.stack([y[np.isin(x, shared)] for x, y in known])
+    return Band(x=shared, mean=table.mean(axis=0), low=table.min(axis=0), high=table.max(axis=0), seeds=len(known))

@@ -1,5 +1,5 @@
-"""What a run needs after training before it can be compared: the loss on the whole validation split, by document; tasks;
-an analysis of the model; one generated sample.
+"""What a run needs after training before it can be compared: the loss on the whole validation split, by document;
+tasks; an analysis of the model; one generated sample.
 
 Run as a process of its own, `python -m resformer.experiments.finish RUN --data DIR`, so that a suite can do it beside
 other runs.

@@ -12,7 +12,7 @@ import re
 
 MINUS = "\u2212"
 DASH = "\u2013"
-THIN_SPACE = "\u2009"
+THIN_SPACE = "\u202f"  # that does not break a line between a number and its unit
 _VOID = {"meta", "br", "col"}
 
 

@@ -4,8 +4,9 @@ A *pool* holds one corpus and the runs of one or more suites: `data/`, `runs/<id
 id, so that suites which share a run train it once. A suite's own directory holds what it says (`suite.json`,
 `configs/`) and its report; it may be the pool itself.
 
-A *record* of a run is what its numbers can be read from, without weights: small files, under `runs/<id>/` of a directory
-of records, which is laid out as a pool. Kept in a repository, they let a later day go on where this one stopped.
+A *record* of a run is what its numbers can be read from, without weights: small files, under `runs/<id>/` of a
+directory of records, which is laid out as a pool. Kept in a repository, they let a later day go on where this one
+stopped.
 """
 
 from __future__ import annotations

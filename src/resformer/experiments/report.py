@@ -1,27 +1,30 @@
 """One self-contained `report.html` for a suite, with `results.json` for machines and `report.png` for a README.
 
 The report can be written at any time: runs that are missing or half done are shown as what they are. The page loads
-nothing from anywhere.
+nothing from anywhere. It begins with what was found, and with what did not hold; how it was made comes last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from resformer.experiments import provenance, sections
-from resformer.experiments.chart import Chart, Cross, Series, figure
-from resformer.experiments.curves import PAPER_WINDOW_STEPS, moving_average, relative_loss, smoothing_window, thin
+from resformer.experiments import provenance, sections, tables_claims, tables_cost, tables_dots, tables_paper
+from resformer.experiments.chart import Chart, figure
+from resformer.experiments.curves import PAPER_WINDOW_STEPS
 from resformer.experiments.heat import lambda_maps
-from resformer.experiments.markup import Markup, compact, percent, tag, typeset
+from resformer.experiments.markup import Markup, tag, typeset
+from resformer.experiments.report_curves import build_charts, layer_charts, slots
 from resformer.experiments.results import SEED_NOISE_NATS, clean, collect
 from resformer.experiments.runs import Run, read_runs
+from resformer.experiments.sections import Colours
 from resformer.experiments.style import CSS, JS
 from resformer.train.files import write_atomic, write_json
 
 REPORT_FILE, RESULTS_FILE, PICTURE_FILE = "report.html", "results.json", "report.png"
+_LONG = 100  # characters of a headline that is set smaller
+_MOST_TEXTS = 4  # samples that are shown without being asked for
 
 
 def write_report(out: Path | str) -> Path:
@@ -34,121 +37,22 @@ def write_report(out: Path | str) -> Path:
     out = Path(out)
     runs = read_runs(out)
     results = collect(out, runs)
-    colours = sections.slots(results["runs"], results["baseline"])
+    colours = slots(results["runs"], results["baseline"])
     charts = build_charts(runs, results, colours)
     write_json(out / RESULTS_FILE, clean(results))
-    write_picture(out / PICTURE_FILE, charts)
+    write_picture(out / PICTURE_FILE, charts, results)
     write_atomic(out / REPORT_FILE, page(runs, results, charts, colours))
     return out / REPORT_FILE
 
 
-def build_charts(runs: list[Run], results: dict[str, Any], colours: dict[str, int]) -> dict[str, Chart]:
-    """The three charts: "validation", "training" (smoothed) and "relative"."""
-    by_name = {run.name: run for run in runs}
-    baseline = by_name.get(results["baseline"])
-    window = smoothing_window(max((run.steps or run.step for run in runs), default=0))
-    validation = [
-        Series(name=r.name, x=c["train_tokens"], y=c["loss"], slot=colours[r.name])
-        for r in runs
-        if (c := r.validation.get("all")) is not None
-    ]
-    training = [_smoothed(run, window, colours[run.name]) for run in runs]
-    relative = [
-        _relative(run, baseline, window, colours[run.name])
-        for run in runs
-        if baseline is not None and run is not baseline
-    ]
-    level, crosses = _level(baseline, results, by_name, colours)
-    x_label = "training tokens"
-    x_end = max((run.train.last("tokens") or 0.0 for run in runs), default=0.0) or None
-    return {
-        "validation": Chart(
-            key="validation",
-            title="Validation loss",
-            x_label=x_label,
-            x_end=x_end,
-            y_label="nats per token, mean of the domains",
-            series=validation,
-            markers=True,
-            level=level,
-            crosses=crosses,
-            top=_cut(validation),
-            hero=True,
-        ),
-        "training": Chart(
-            key="training",
-            title=f"Training loss, mean of {window} steps",
-            x_label=x_label,
-            x_end=x_end,
-            y_label="nats per token",
-            series=training,
-            top=_cut(training),
-        ),
-        "relative": Chart(
-            key="relative",
-            title=f"Training loss minus that of the {results['baseline']}",
-            x_label=x_label,
-            x_end=x_end,
-            y_label="nats per token; below zero is better",
-            series=relative,
-            signed=True,
-            include_zero=True,
-        ),
-    }
-
-
-def _smoothed(run: Run, window: int, slot: int) -> Series:
-    x, y = thin(moving_average(run.train["tokens"], window), moving_average(run.train["loss"], window))
-    return Series(name=run.name, x=x, y=y, slot=slot)
-
-
-def _relative(run: Run, baseline: Run, window: int, slot: int) -> Series:
-    steps, difference = relative_loss(
-        run.train["step"], run.train["loss"], baseline.train["step"], baseline.train["loss"], window=window
-    )
-    tokens = np.interp(steps, run.train["step"], run.train["tokens"]) if len(steps) else steps
-    x, y = thin(tokens, difference)
-    return Series(name=run.name, x=x, y=y, slot=slot)
-
-
-def _cut(series: list[Series]) -> float | None:
-    """Where to cut the y axis: the highest value after the first quarter, so that the steep beginning does not flatten
-    what differs.
-    """
-    ends = [float(s.x[-1]) for s in series if len(s.x)]
-    if not ends:
-        return None
-    later = [
-        float(np.nanmax(kept)) for s in series if len(kept := s.y[s.x >= 0.25 * max(ends)]) and np.isfinite(kept).any()
-    ]
-    return max(later, default=None)
-
-
-def _level(
-    baseline: Run | None, results: dict[str, Any], by_name: dict[str, Run], colours: dict[str, int]
-) -> tuple[tuple[float, str] | None, list[Cross]]:
-    """The baseline's final loss as a dashed line, and where the better runs cross it."""
-    if baseline is None or not baseline.trained:
-        return None, []
-    final = baseline.validation["all"].last("loss")
-    if final is None:
-        return None, []
-    crosses = []
-    for r in results["runs"]:
-        saved = r["data_saved"] or {}
-        if (saved.get("share") or 0) > 0:
-            text = f"{r['name']} is here after {compact(saved['tokens'])} tokens: {percent(saved['share'], 0)} saved"
-            crosses.append(Cross(name=r["name"], slot=colours[r["name"]], x=saved["tokens"], y=final, label=text))
-    return (final, f"the {baseline.name}'s final loss"), crosses
-
-
-def page(runs: list[Run], results: dict[str, Any], charts: dict[str, Chart], colours: dict[str, int]) -> str:
+def page(runs: Sequence[Run], results: dict[str, Any], charts: dict[str, Chart], colours: Colours) -> str:
     """The whole document."""
+    scale = f" at {results['scale']}" if results["scale"] else ""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{results['suite']} - resformer"),
+        tag("title", f"{results['suite']}{scale} - resformer"),
         tag("style", Markup(CSS)),
     )
     main = tag(
@@ -156,30 +60,34 @@ def page(runs: list[Run], results: dict[str, Any], charts: dict[str, Chart], col
         _opening(runs, results),
         _notice(results),
         sections.tiles(results),
+        _claims(results),
+        tables_paper.section(results, colours),
         _results(results, colours),
         _curves(results, charts, colours),
-        _domains(results, colours),
-        _claims(results),
-        _mixing(runs, results, colours),
-        _texts(results, colours),
-        tag("section", tag("h2", "What this does not prove"), sections.limits(results)),
+        _mixing(results, colours),
+        _measures(results, colours),
+        _split(results, colours, "domain"),
+        _split(results, colours, "task"),
+        _cost(results, colours),
+        tag("section", tag("h2", "What this does not prove"), tables_cost.limits(results)),
         provenance.section(runs, results),
+        _texts(results, colours),
     )
     body = tag("body", main, tag("script", Markup(JS)))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _opening(runs: list[Run], results: dict[str, Any]) -> Markup:
-    kind = results["title"] or f"Suite {results['suite']}"
+def _opening(runs: Sequence[Run], results: dict[str, Any]) -> Markup:
+    scale = f" at scale {results['scale']}" if results["scale"] else ""
+    title = f" \u00b7 {results['title']}" if results["title"] else ""
+    cost = f"{tables_cost.in_words(results)}. {provenance.fairness(runs)} Evidence: {results['evidence']}."
     return tag(
         "header",
-        tag("p", f"resformer \u00b7 {kind}", class_="eyebrow"),
-        tag("h1", results["headline"]),
-        tag(
-            "p",
-            f"{sections.cost(results)}. {provenance.fairness(runs)} Verdict: {results['evidence']}.",
-            class_="lead",
-        ),
+        tag("p", f"resformer \u00b7 suite {results['suite']}{scale}{title}", class_="eyebrow"),
+        tag("h1", results["headline"], class_="long" if len(results["headline"]) > _LONG else None),
+        tag("p", results["question"], class_="question") if results["question"] else None,
+        tag("p", cost, class_="lead"),
+        tables_claims.verdict_chips(results),
     )
 
 
@@ -188,9 +96,9 @@ def _notice(results: dict[str, Any]) -> Markup | None:
         return None
     parts = []
     if results["missing"]:
-        done = len(results["runs"]) - len(results["missing"])
-        named = f"Still open: {', '.join(results['missing'])}."
-        parts.append(tag("p", tag("b", f"{done} of {len(results['runs'])} runs are finished. "), named))
+        total = results["cost"]["runs"]
+        named = f"Still open: {', '.join(_open(results))}."
+        parts.append(tag("p", tag("b", f"{total - len(results['missing'])} of {total} runs are finished. "), named))
         if results["command"]:
             parts.append(tag("p", "Finish with ", tag("code", results["command"]), "."))
     if results["loss_note"]:
@@ -198,46 +106,75 @@ def _notice(results: dict[str, Any]) -> Markup | None:
     return tag("div", *parts, class_="notice", role="note")
 
 
-def _results(results: dict[str, Any], colours: dict[str, int]) -> Markup:
+def _open(results: dict[str, Any]) -> list[str]:
+    """Runs that are not finished; with their seeds where others of them are."""
+    found = []
+    for r in results["runs"]:
+        seeds = [str(one["seed"]) for one in r["seeds"] if one["state"] != "finished"]
+        if seeds:
+            which = f" (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})" if len(seeds) < len(r["seeds"]) else ""
+            found.append(f"{r['name']}{which}")
+    return found
+
+
+def _section(title: str, text: object, *content: object) -> Markup:
+    return tag("section", tag("h2", title), tag("p", text, class_="intro") if text else None, *content)
+
+
+def _claims(results: dict[str, Any]) -> Markup | None:
+    table = tables_claims.table(results)
+    if table is None:
+        return None
+    text = "The suite states these before anything runs; what did not hold stands first. "
+    if len(results["seeds"]) > 1:
+        text += (
+            "A verdict is a paired t-test over seeds at 5\u202f% for all claims together (Holm); the interval is for "
+            "each difference alone, and a claim may be undecided though its interval is free of zero. Undecided means "
+            "that nothing was shown, either way."
+        )
+    else:
+        text += (
+            "One seed gives no interval, so all are undecided: what is said is which way they point, and whether by "
+            f"more than the {SEED_NOISE_NATS} nats that another seed may change."
+        )
+    return _section("Claims", text, table)
+
+
+def _results(results: dict[str, Any], colours: Colours) -> Markup:
     scored = "the whole validation split" if _full(results) else "what the training loop validates, for every run"
-    base = results["baseline"]
+    base, several = results["baseline"], len(results["seeds"]) > 1
+    with_seeds = (
+        "With several seeds all numbers are means; differences are taken seed by seed, and the bar is their 95\u202f% "
+        "interval with a tick for each seed. "
+        if several
+        else ""
+    )
+    apart = (
+        "Where a run differs from the baseline in more than the variant (size, window, learning rate, ...), it is "
+        "compared with the run of the baseline's variant that shares all that, as its row says. "
+        if any(r["against"] not in (None, base) for r in results["runs"])
+        else ""
+    )
+    noise = (
+        "Evaluation \u00b1 is how far another draw of validation documents would move a difference, and no word on "
+        "another seed. "
+        if any(r["evaluation_noise"] for r in results["runs"])
+        else ""
+    )
     text = (
         f"Loss on {scored}, as the plain mean of the domains. Lower is better; bpb is bits per byte of raw text. "
+        f"{with_seeds}{noise}{apart}"
         f"Data saved: a run that ends below the {base} had its final loss earlier, and saves the tokens after that; "
         f"one that ends above never has it, and needs more tokens than the {base} for the loss that it ends with."
     )
-    return tag(
-        "section", tag("h2", "Results"), tag("p", text, class_="intro"), sections.results_table(results, colours)
-    )
+    return _section("Results", text, sections.results_table(results, colours))
 
 
 def _full(results: dict[str, Any]) -> bool:
     return any((r["validation"] or {}).get("full") for r in results["runs"])
 
 
-def _domains(results: dict[str, Any], colours: dict[str, int]) -> Markup | None:
-    table = sections.domain_table(results, colours)
-    if table is None:
-        return None
-    text = (
-        f"Validation loss in nats per token, with the difference to the {results['baseline']} below. "
-        "Blue cells are better than it, orange ones worse."
-    )
-    return tag("section", tag("h2", "By domain"), tag("p", text, class_="intro"), table)
-
-
-def _claims(results: dict[str, Any]) -> Markup | None:
-    table = sections.claims_table(results)
-    if table is None:
-        return None
-    text = (
-        "The suite states these before anything runs. "
-        f"With one seed, a difference below {SEED_NOISE_NATS} nats decides nothing."
-    )
-    return tag("section", tag("h2", "Claims"), tag("p", text, class_="intro"), table)
-
-
-def _curves(results: dict[str, Any], charts: dict[str, Chart], colours: dict[str, int]) -> Markup:
+def _curves(results: dict[str, Any], charts: dict[str, Chart], colours: Colours) -> Markup:
     base = results["baseline"]
     window = charts["training"].title.removeprefix("Training loss, ")
     short = (
@@ -248,11 +185,12 @@ def _curves(results: dict[str, Any], charts: dict[str, Chart], colours: dict[str
         if _full(results)
         else ""
     )
+    bands = " Line: mean over seeds; band: from the lowest to the highest of them." if len(results["seeds"]) > 1 else ""
     texts = {
         "validation": f"Circles mark where a run reaches the {base}'s final loss: the tokens to the right of its "
-        f"circle are saved.{part}",
-        "relative": f"Both curves as the {window}{short}, subtracted at equal steps. "
-        "The paper compares methods by this figure.",
+        f"circle are saved.{part}{bands}",
+        "relative": f"Both curves as the {window}{short}, subtracted at equal steps"
+        f"{' of the same seed' if bands else ''}. The paper compares methods by this figure.",
         "training": "The steep beginning is cut off.",
     }
     return tag(
@@ -260,13 +198,17 @@ def _curves(results: dict[str, Any], charts: dict[str, Chart], colours: dict[str
         tag("h2", "Curves"),
         tag("p", "Point at a chart to read values; press a name to hide its curve.", class_="intro needs-js"),
         sections.legend(results["runs"], colours),
-        tag("div", *(figure(charts[key], texts[key]) for key in texts), class_="charts"),
+        tag(
+            "div",
+            tables_dots.figure(results, colours),
+            *(figure(charts[key], texts[key]) for key in texts),
+            class_="charts",
+        ),
     )
 
 
-def _mixing(runs: list[Run], results: dict[str, Any], colours: dict[str, int]) -> Markup | None:
-    layers = {run.name: int(run.config.get("model", {}).get("num_hidden_layers") or 0) for run in runs}
-    maps = lambda_maps(results, layers, colours)
+def _mixing(results: dict[str, Any], colours: Colours) -> Markup | None:
+    maps = lambda_maps(results, colours)
     if maps is None:
         return None
     text = (
@@ -274,15 +216,60 @@ def _mixing(runs: list[Run], results: dict[str, Any], colours: dict[str, int]) -
         "each layer puts into attention, after training. Layer 1 has nothing to mix; runs without such a pair are not "
         "shown."
     )
-    return tag("section", tag("h2", "What each layer mixes"), tag("p", typeset(text), class_="intro"), maps)
+    return _section("What each layer mixes", typeset(text), maps)
 
 
-def _texts(results: dict[str, Any], colours: dict[str, int]) -> Markup | None:
+def _measures(results: dict[str, Any], colours: Colours) -> Markup | None:
+    charts = layer_charts(results, colours)
+    if not charts:
+        return None
+    text = (
+        "What an analysis of the trained models found, by layer, on texts of the validation split "
+        "(docs/analysis.md says how each is defined)."
+    )
+    return _section(
+        "Inside the models",
+        text,
+        sections.legend(results["runs"], colours),
+        tag("div", *(figure(chart) for chart in charts), class_="charts small"),
+    )
+
+
+def _split(results: dict[str, Any], colours: Colours, key: str) -> Markup | None:
+    table = sections.split_table(results, colours, key)
+    if table is None:
+        return None
+    whom = f"the {results['baseline']}"
+    if any(r["against"] not in (None, results["baseline"]) for r in results["runs"]):
+        whom = "the run that each is compared with"
+    if key == "domain":
+        text = f"Validation loss in nats per token, with the difference to {whom} below."
+        return _section("By domain", f"{text} Blue cells are better than it, orange ones worse.", table)
+    text = f"Zero-shot accuracy on lm-eval's tasks and their plain mean, with the difference to {whom} below."
+    return _section("Tasks", f"{text} Blue cells are better than it, orange ones worse.", table)
+
+
+def _cost(results: dict[str, Any], colours: Colours) -> Markup | None:
+    table = tables_cost.table(results, colours)
+    if table is None:
+        return None
+    text = (
+        "FLOPs are three forward passes a training token, by the model's own accounting. Hours are those of training "
+        "steps alone, on a machine that other runs may have shared."
+    )
+    return _section("Cost", text, table)
+
+
+def _texts(results: dict[str, Any], colours: Colours) -> Markup | None:
     found = sections.samples(results, colours)
     if found is None:
         return None
+    seed = ", all of the first seed" if len(results["seeds"]) > 1 else ""
     text = (
-        "The same prompt, the same sampling seed, one continuation each and no picking. "
+        f"The same prompt, the same sampling seed, one continuation each{seed} and no picking. "
         "Models of this size do not write sense."
     )
-    return tag("section", tag("h2", "In their own words"), tag("p", text, class_="intro"), found)
+    count = sum(bool(r["sample"]) for r in results["runs"])
+    if count > _MOST_TEXTS:
+        found = tag("details", tag("summary", f"Texts of {count} runs"), found)
+    return _section("In their own words", text, found)

@@ -5,161 +5,27 @@ Every number is read from a run; what is not known is None. Losses in nats per t
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
+from resformer.experiments.markup import THIN_SPACE, finite, percent, signed
+from resformer.experiments.report_claims import beside_paper, counted, judged
+from resformer.experiments.report_rows import add_tasks, compare, counterpart, row, total
+from resformer.experiments.runs import Run, pool_of, read_json, read_suite
 
-from resformer.experiments.curves import data_saved
-from resformer.experiments.markup import finite
-from resformer.experiments.runs import Curve, Run, read_json, read_suite
-
-SCHEMA = 1
+SCHEMA = 2
 
 # In a trial of the quick suite's size (2.7M parameters, 250 and 800 steps) a second seed moved the validation loss by
 # 0.007, 0.009, 0.010 and 0.027 nats. One seed cannot rank what is closer than that.
 SEED_NOISE_NATS = 0.03
 ONE_SEED = "measured, one seed"
+_AS_LARGE = 0.1  # parameters that the headline's run may have more than the other, as a share
 
 
-def formula(run: Run) -> str:
-    """The variant's equation with this run's options, from the registry; "" for a variant that is not installed
-    here.
-    """
-    from resformer.core import registry
-    from resformer.core.policy import Shape
-
-    model = run.config.get("model", {})
-    try:
-        heads = int(model["num_attention_heads"])
-        shape = Shape(
-            layers=int(model["num_hidden_layers"]),
-            hidden_size=int(model["hidden_size"]),
-            heads=heads,
-            kv_heads=int(model.get("num_key_value_heads") or heads),
-            head_dim=int(model.get("head_dim") or int(model["hidden_size"]) // heads),
-        )
-        return registry.build(run.variant, model.get("variant_options"), shape).formula(shape)
-    except (KeyError, TypeError, ValueError):
-        pass
-    try:
-        return registry.get(run.variant).equation
-    except ValueError:
-        return ""
-
-
-def final_validation(run: Run, *, full: bool) -> dict[str, Any]:
-    """Loss and bits per byte at the end, overall and by domain; {} for a run that has not finished.
-
-    `full` takes the validation on the whole split, else the loop's last one.
-    """
-    if not run.trained:
-        return {}
-    if full:
-        return {key: run.evaluation.get(key) for key in ("loss", "bits_per_byte", "domains")} | {"full": True}
-    rows = {
-        d: {k: c.last(k) for k in ("loss", "bits_per_byte", "tokens")} for d, c in run.validation.items() if d != "all"
-    }
-    overall = run.validation.get("all", Curve())
-    return {
-        "loss": overall.last("loss"),
-        "bits_per_byte": overall.last("bits_per_byte"),
-        "domains": rows,
-        "full": False,
-    }
-
-
-def median_speed(run: Run) -> float | None:
-    """Median training tokens per second, without the first tenth of the steps (warm-up of caches and allocator)."""
-    speeds = run.train["tokens_per_second"]
-    speeds = speeds[len(speeds) // 10 :]
-    speeds = speeds[np.isfinite(speeds)]
-    return float(np.median(speeds)) if len(speeds) else None
-
-
-def row(run: Run, *, full: bool) -> dict[str, Any]:
-    """What one run shows by itself."""
-    seconds = run.train["seconds"]
-    account = run.accounting
-    groups = account.get("parameters_by_group")
-    return {
-        "name": run.name,
-        "variant": run.variant,
-        "formula": formula(run),
-        "id": run.id,
-        "seed": run.seed,
-        "state": run.state,
-        "scored": run.scored,
-        "step": run.step,
-        "steps": run.steps,
-        "train_tokens": finite(run.train.last("tokens")),
-        "train_seconds": float(np.nansum(seconds)) if len(seconds) else None,
-        "validation": final_validation(run, full=full) or None,
-        "parameters": account.get("parameters"),
-        "token_tables": groups.get("tables") if isinstance(groups, dict) else None,
-        "kv_bytes_per_token": account.get("kv_bytes_per_token"),
-        "kv_ratio": account.get("kv_ratio"),
-        "flops_per_token": account.get("flops_per_token"),
-        "tokens_per_second": median_speed(run),
-        "lambdas": {k: run.lambdas[k] for k in ("step", "layers", "first", "own") if k in run.lambdas} or None,
-        "sample": run.sample or None,
-    }
-
-
-def compare(own: dict[str, Any], base: dict[str, Any], run: Run, baseline: Run) -> None:
-    """Add to `own` what only a comparison with the baseline can say; None where either side is not finished."""
-    own["parameters_difference"] = _minus(own["parameters"], base["parameters"])
-    mine, theirs = own["validation"] or {}, base["validation"] or {}
-    comparable = bool(mine and theirs and own["train_tokens"] == base["train_tokens"])
-    nats = _minus(mine.get("loss"), theirs.get("loss")) if comparable else None
-    own["difference"] = None if nats is None else {"nats": nats, "share": nats / theirs["loss"]}
-    own["difference_by_domain"] = {
-        domain: _minus(found.get("loss"), theirs["domains"].get(domain, {}).get("loss")) if comparable else None
-        for domain, found in mine.get("domains", {}).items()
-    }
-    own["data_saved"] = None
-    if comparable and run is not baseline:
-        a, b = run.validation["all"], baseline.validation["all"]
-        saved = data_saved(a["train_tokens"], a["loss"], b["train_tokens"], b["loss"])
-        own["data_saved"] = {"share": saved.share, "tokens": saved.tokens, "reason": saved.reason}
-
-
-def more_tokens(saved: dict[str, Any], total: float) -> float:
-    """How many more training tokens a run needs than the baseline for its own final loss, as a share of the baseline's;
-    for a negative `share`, where `tokens` is when the baseline had that loss.
-    """
-    return total / saved["tokens"] - 1.0
-
-
-def _minus(a: object, b: object) -> float | None:
-    left, right = finite(a), finite(b)
-    return None if left is None or right is None else left - right
-
-
-def judge(claim: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A claim with its measured difference and verdict. With one seed, a difference within seed noise decides
-    nothing.
-    """
-    left, right = rows.get(str(claim.get("left"))), rows.get(str(claim.get("right")))
-    values = [_measured(side, str(claim.get("on"))) for side in (left, right)]
-    nats = _minus(*values)
-    verdict = "not run"
-    if nats is not None:
-        verdict = "undecided" if abs(nats) < SEED_NOISE_NATS else "held" if nats < 0 else "not held"
-    return dict(claim) | {"difference": nats, "verdict": verdict, "evidence": ONE_SEED}
-
-
-def _measured(found: dict[str, Any] | None, on: str) -> float | None:
-    """The value of `validation/loss` or `validation/<domain>/loss` in a row, None if it has none."""
-    _, *path = on.split("/")
-    at: Any = (found or {}).get("validation") or {}
-    if len(path) == 2:
-        at, path = at.get("domains", {}).get(path[0], {}), path[1:]
-    return finite(at.get(path[0])) if path else None
-
-
-def loss_note(unscored: list[str], command: str) -> str:
+def loss_note(unscored: Sequence[str], command: str) -> str:
     """What a reader must know when not every trained run was scored on the whole split; "" when all were."""
     if not unscored:
         return ""
@@ -170,79 +36,162 @@ def loss_note(unscored: list[str], command: str) -> str:
     )
 
 
-def headline(rows: list[dict[str, Any]], baseline: str, unscored: list[str]) -> str:
+def interval(found: dict[str, Any], digits: int = 3) -> str:
+    """The 95 % interval of a difference in words; "" where there is none."""
+    if found["low"] is None or found["high"] is None:
+        return ""
+    return f"{signed(found['low'], digits)} to {signed(found['high'], digits)}"
+
+
+def clearly(found: dict[str, Any]) -> str:
+    """ "below", "above" or "" for a difference to the baseline: by its interval, or, with one seed, by what another
+    seed moved the loss in a trial.
+    """
+    if found["low"] is None or found["high"] is None:
+        return "" if abs(found["mean"]) < SEED_NOISE_NATS else "below" if found["mean"] < 0 else "above"
+    return "below" if found["high"] < 0 else "above" if found["low"] > 0 else ""
+
+
+def headline(results: dict[str, Any]) -> str:
     """The result in one sentence, as measured; what is said while runs or scores are missing is marked as such."""
-    done = sum(r["state"] == "finished" for r in rows)
-    text = _comparison(rows, baseline)
-    if unscored and not text.startswith("No comparison"):
+    entries = [one for r in results["runs"] for one in r["seeds"]]
+    done = sum(one["state"] == "finished" for one in entries)
+    text = _comparison(results["runs"], results["baseline"])
+    if results["unscored"] and not text.startswith("No comparison"):
         text = f"By the training loop's own validation: {text}"
-    if done == len(rows) or text.startswith("No comparison"):
+    if done == len(entries) or text.startswith("No comparison"):
         return text
-    return f"So far, with {done} of {len(rows)} runs done: {text}"
+    return f"So far, with {done} of {len(entries)} runs done: {text}"
 
 
-def _comparison(rows: list[dict[str, Any]], baseline: str) -> str:
+def _comparison(rows: Sequence[dict[str, Any]], baseline: str) -> str:
     base = next((r for r in rows if r["name"] == baseline), None)
-    others = [r for r in rows if r["name"] != baseline and r.get("difference")]
+    others = comparable(rows)
     if base is None or not base["validation"]:
         return f"No comparison yet: the baseline {baseline} has not finished."
     if not others:
         return f"No comparison yet: only the baseline {baseline} has finished."
-    best = min(others, key=lambda r: r["difference"]["nats"])
-    nats, share = best["difference"]["nats"], best["difference"]["share"]
+    best = min(others, key=lambda r: r["difference"]["mean"])
+    base = next(r for r in rows if r["name"] == best["against"])
+    baseline = base["name"]
+    found, where = best["difference"], clearly(best["difference"])
+    nats, share = found["mean"], found["share"]
     against = f"({best['validation']['loss']:.3f} against {base['validation']['loss']:.3f})"
-    if nats <= -SEED_NOISE_NATS:
-        gain = f"{-nats:.3f} nats ({-100 * share:.1f} %)"
-        return f"{best['name']} ends {gain} below the {baseline} on the same tokens {against}."
-    if nats < SEED_NOISE_NATS:
-        where = "below" if nats < 0 else "above"
-        return (
-            f"No clear winner: the best other run, {best['name']}, ends {abs(nats):.3f} nats {where} "
-            f"the {baseline} {against}, no more than another seed may change."
+    seeds = len(found["by_seed"])
+    sure = interval(found)
+    if sure and where:
+        ends = sorted((abs(found["low"]), abs(found["high"])))
+        against = f"(95{THIN_SPACE}% interval {ends[0]:.3f} to {ends[1]:.3f}, {seeds} seeds)"
+    if where == "below":
+        among = (
+            f"Of {len(others)} other runs, {best['name']} ends lowest:" if len(others) > 4 else f"{best['name']} ends"
         )
+        gain = f"{-nats:.3f} nats ({percent(-share)})"
+        return f"{among} {gain} below the {baseline} on the same tokens {against}."
+    if where == "":
+        side = "below" if nats < 0 else "above"
+        why = f"and the 95{THIN_SPACE}% interval ({sure}, {seeds} seeds) holds zero" if sure else ""
+        return (
+            f"No clear winner: the best other run, {best['name']}, ends {abs(nats):.3f} nats {side} "
+            f"the {baseline} {against}, {why or 'no more than another seed may change'}."
+        )
+    plain = len({r["against"] for r in others}) == 1
+    nothing = f"Nothing beats the {baseline} here" if plain else "No run beats the one that it is compared with"
+    above = "it" if plain else f"the {baseline}"
     return (
-        f"Nothing beats the {baseline} here: the best other run, {best['name']}, "
-        f"ends {nats:.3f} nats ({100 * share:.1f} %) above it {against}."
+        f"{nothing}: the best other run, {best['name']}, "
+        f"ends {nats:.3f} nats ({percent(share)}) above {above} {against}."
     )
 
 
+def comparable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs with a difference among which a best one may be named: a larger model is no finding, unless all are."""
+    others = [r for r in rows if r["difference"]]
+    return [r for r in others if _as_large(r)] or others
+
+
+def _as_large(r: dict[str, Any]) -> bool:
+    more = finite(r["parameters_difference"])
+    return more is None or r["parameters"] is None or more <= _AS_LARGE * (r["parameters"] - more)
+
+
+def evidence(rows: Sequence[dict[str, Any]]) -> str:
+    """How much was measured: by how many seeds, of the run that has most."""
+    most = max((r["finished"] for r in rows), default=0)
+    return "nothing measured yet" if not most else ONE_SEED if most == 1 else f"measured, {most} seeds"
+
+
+def label(run: Run, seeds: Sequence[int]) -> str:
+    """How one run of one seed is called where it is told apart from the other seeds."""
+    return f"{run.name} (seed {run.seed})" if len(seeds) > 1 else run.name
+
+
 def collect(out: Path, runs: list[Run]) -> dict[str, Any]:
-    """All results of the suite in `out`, ready for JSON."""
+    """All results of the suite in `out`, ready for JSON. Every run name has one row, with its seeds inside."""
     suite = read_suite(out)
+    seeds = sorted({run.seed for run in runs})
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
     # All rows show the same measurement: the whole split only if every finished run was scored on it.
-    unscored = [run.name for run in runs if run.trained and not run.scored]
-    full = not unscored
-    rows = [row(run, full=full) for run in runs]
+    unscored = [label(run, seeds) for run in runs if run.trained and not run.scored]
+    specs = {str(spec.get("name") or spec["id"]): spec for spec in reversed(suite["runs"])}
+    rows = [row(name, found, specs.get(name, {}), full=not unscored) for name, found in by_name.items()]
+    add_tasks(rows)
     baseline = str(suite.get("baseline"))
-    at = next((i for i, run in enumerate(runs) if run.name == baseline), None)
-    for one, run in zip(rows, runs, strict=True):
-        if at is None:
-            one |= {"parameters_difference": None, "difference": None, "difference_by_domain": {}, "data_saved": None}
+    base = next((one for one in rows if one["name"] == baseline), None)
+    for one in rows:
+        if base is None:
+            one |= dict.fromkeys(("against", "parameters_difference", "difference", "data_saved", "evaluation_noise"))
+            one |= {"difference_by_domain": {}, "difference_by_task": {}}
         else:
-            compare(one, rows[at], run, runs[at])
-    by_name = {one["name"]: one for one in rows}
-    seconds = [one["train_seconds"] for one in rows if one["train_seconds"] is not None]
-    return {
+            other = counterpart(one, rows, baseline)
+            compare(one, next(r for r in rows if r["name"] == other), by_name[one["name"]], by_name[other])
+    claims = judged(suite, rows)
+    speeds = [s for one in rows if (s := one["tokens_per_second"])]
+    results = {
         "schema": SCHEMA,
         "suite": suite.get("name"),
+        "scale": suite.get("scale"),
         "title": suite.get("title"),
+        "question": suite.get("question"),
         "recipe": suite.get("recipe"),
         "baseline": baseline,
-        "headline": headline(rows, baseline, unscored),
-        "evidence": ONE_SEED,
-        "complete": not unscored and all(one["state"] == "finished" for one in rows),
+        "seeds": seeds,
+        "evidence": evidence(rows),
+        "written": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "complete": not unscored and all(run.trained for run in runs),
         "unscored": unscored,
         "loss_note": loss_note(unscored, str(suite.get("command") or "`resformer suite run`")),
-        "missing": [one["name"] for one in rows if one["state"] != "finished"],
-        "claims": [judge(claim, by_name) for claim in suite.get("claims", []) if isinstance(claim, dict)],
+        "missing": [label(run, seeds) for run in runs if not run.trained],
+        "verdicts": counted(claims),
+        "claims": claims,
+        "paper": beside_paper(suite, rows),
+        "paper_setting": suite.get("paper_setting"),
+        "notes": [str(note) for note in suite.get("notes") or []],
         "runs": rows,
-        "seconds_total": sum(seconds) if seconds else None,
-        "tokens_per_second_median": statistics.median(speeds)
-        if (speeds := [s for o in rows if (s := o["tokens_per_second"])])
-        else None,
+        "cost": _cost(rows),
+        "seconds_total": total([one["train_seconds"] for r in rows for one in r["seeds"]]),
+        "tokens_per_second_median": median(speeds) if speeds else None,
         "command": suite.get("command"),
         "config_overrides": suite.get("config_overrides"),
-        "data": {"fingerprint": suite.get("data_fingerprint"), "manifest": read_json(out / "data" / "manifest.json")},
+        "data": {
+            "fingerprint": suite.get("data_fingerprint"),
+            "manifest": read_json(pool_of(out, suite) / "data" / "manifest.json"),
+        },
+    }
+    return {"schema": SCHEMA, "headline": headline(results)} | results
+
+
+def _cost(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all runs took together: training tokens, FLOPs (three forward passes a token), hours of training steps."""
+    entries = [one for r in rows for one in r["seeds"]]
+    seconds = total([one["train_seconds"] for one in entries])
+    return {
+        "runs": len(entries),
+        "tokens": total([one["train_tokens"] for one in entries]),
+        "flops": total([one["train_flops"] for one in entries]),
+        "hours": None if seconds is None else seconds / 3600.0,
     }
 
 

@@ -44,9 +44,9 @@ WITHOUT_EFFECT = (
     "parallel.",
     "track.",
 )
-# Keys that came after the first recorded runs, with the value that says what runs did before they existed: at it they do
-# not enter the id, so that recorded runs are found again. (A test shows the ids of recorded runs; it fails for a new key
-# that is missing here.)
+# Keys that came after the first recorded runs, with the value that says what runs did before they existed: at it they
+# do not enter the id, so that recorded runs are found again. (A test holds the ids of recorded runs; it fails for a new
+# key that is missing here.)
 ADDED_KEYS: Mapping[str, object] = {}
 ADDED_OPTIONS: Mapping[tuple[str, str], object] = {}  # (variant, option), likewise
 

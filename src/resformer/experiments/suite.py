@@ -165,12 +165,13 @@ def prepare(planned: Planned, places: Places) -> str:
     if not planned.scale.inputs:
         if not (places.data / "index.json").is_file():
             raise UserError(
-                f"suite {planned.suite.name!r} at scale {planned.scale_name!r} needs a corpus of yours: pass --data DIR "
-                "(`resformer data prepare` writes one; docs/reproduce.md)"
+                f"suite {planned.suite.name!r} at scale {planned.scale_name!r} needs a corpus of yours: pass --data "
+                "DIR (`resformer data prepare` writes one; docs/reproduce.md)"
             )
         return str(open_dataset(places.data, verify="sample").fingerprint)
     with waiting_for(places.pool / ".data.lock"):  # the jobs of an array start together
-        build(list(planned.scale.inputs), places.data, **dict(planned.scale.prepare_options))
+        options: dict[str, Any] = dict(planned.scale.prepare_options)
+        build(list(planned.scale.inputs), places.data, **options)
     return str(open_dataset(places.data, verify="none").fingerprint)
 
 
