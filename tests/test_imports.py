@@ -21,7 +21,7 @@ RANKS = [
     {"data"},
     {"models"},
     {"parallel"},
-    {"convert"},
+    {"convert", "serving"},
     {"evaluate"},
     {"train"},
     {"analyze"},

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from resformer.experiments import provenance, sections, tables_claims, tables_cost, tables_dots, tables_paper
+from resformer.experiments import (
+    provenance,
+    sections,
+    tables_claims,
+    tables_cost,
+    tables_dots,
+    tables_paper,
+    tables_scaling,
+)
 from resformer.experiments.chart import Chart, figure
 from resformer.experiments.curves import PAPER_WINDOW_STEPS
 from resformer.experiments.heat import lambda_maps
@@ -63,7 +71,9 @@ def page(runs: Sequence[Run], results: dict[str, Any], charts: dict[str, Chart],
         _claims(results),
         tables_paper.section(results, colours),
         _results(results, colours),
+        tables_scaling.scaling_section(results, colours),
         _curves(results, charts, colours),
+        tables_scaling.critical_section(results, colours),
         _mixing(results, colours),
         _measures(results, colours),
         _split(results, colours, "domain"),

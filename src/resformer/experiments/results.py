@@ -13,7 +13,9 @@ from typing import Any
 
 from resformer.experiments.markup import THIN_SPACE, finite, percent, signed
 from resformer.experiments.report_claims import beside_paper, counted, judged
+from resformer.experiments.report_critical import critical_points
 from resformer.experiments.report_rows import add_tasks, compare, counterpart, row, total
+from resformer.experiments.report_scaling import scaling
 from resformer.experiments.runs import Run, pool_of, read_json, read_suite
 
 SCHEMA = 2
@@ -170,6 +172,8 @@ def collect(out: Path, runs: list[Run]) -> dict[str, Any]:
         "paper_setting": suite.get("paper_setting"),
         "notes": [str(note) for note in suite.get("notes") or []],
         "runs": rows,
+        "scaling": scaling(rows, baseline),
+        "critical_points": critical_points(rows, by_name),
         "cost": _cost(rows),
         "seconds_total": total([one["train_seconds"] for r in rows for one in r["seeds"]]),
         "tokens_per_second_median": median(speeds) if speeds else None,
