@@ -121,8 +121,8 @@ SUITE = Suite(
         "cla_gqa4 1/8, svformer_gqa4 9/64. Of the second group the paper's order is not known to us.",
         "The middle layers that the paper takes for three and four anchors are not known: here 4, and 3 and 6, of 8.",
         "Runs with a length in the name differ in length at the same tokens per batch. The step from which SVFormer "
-        "stays behind (v1 figure 14: the later, the longer the sequences) is read off such a pair's curves by "
-        "analyze.critical; losses at different lengths are not to be compared.",
+        "stays behind (v1 figure 14: the later, the longer the sequences) is read off such a pair's curves; losses at "
+        "different lengths are not to be compared.",
         "In the paper SVFormer is ahead early in training and overtaken later, at every length of sequences. A run of "
         "few steps ends in the lead.",
     ),

@@ -124,9 +124,8 @@ SUITE = Suite(
     ),
     paper_setting="20B tokens of SlimPajama; 82M, 180M and 468M parameters; loss is the mean of seven domains",
     notes=(
-        "What is saved, of parameters over all sizes and of tokens over the schedules of the largest size, is "
-        "analyze.savings: straight lines between the method's points in ln(loss) over ln(size). It is run on each pair "
-        "(identity or learnable_plus against transformer); fits of power laws are analyze.scaling.",
+        "What is saved, of parameters over all sizes and of tokens over the schedules of the largest size, is read off "
+        "straight lines between the method's points in ln(loss) over ln(size); the curves are fits of power laws.",
         "The paper says 10.4 % fewer parameters and 13.6 % fewer tokens in v2, 13.3 % and 15.4 % in v4, 16.11 % and "
         "20.3 % in v5, with a fit that it does not give, and v5 without naming the variant. From its table 5 straight "
         "lines give 8.0 % (extrapolated), 10.3 % and 11.7 % for identity at the three sizes.",
