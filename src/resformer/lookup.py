@@ -166,7 +166,12 @@ def _suite_of(file: Path) -> Suite:
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; expected a Python file that defines SUITE, or a suite's name")
-    found = runpy.run_path(str(file)).get("SUITE")
+    try:
+        found = runpy.run_path(str(file)).get("SUITE")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Suite):
         raise UserError(f"{file}: defines no SUITE, a resformer.experiments.spec.Suite; docs/reproduce.md shows one")
     return found

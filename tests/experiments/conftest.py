@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from small_suite import GAINS, HERE, STAND_IN
+from small_suite import FINGERPRINT, GAINS, HERE, STAND_IN
 
 from resformer.experiments import suite as suites
 from resformer.experiments.launch import Launch
@@ -22,10 +22,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
 
     def train(self: Launch, planned, places: Places, run) -> list[str]:
         asked.append(real(self, planned, places, run))
-        return [sys.executable, "-c", STAND_IN, str(HERE), str(run.path), run.variant, str(GAINS[run.variant])]
+        config = places.out / "configs" / f"{run.id}.toml"
+        words = [str(HERE), str(run.path), run.variant, str(GAINS[run.variant]), str(config)]
+        return [sys.executable, "-c", STAND_IN, *words]
 
-    monkeypatch.setattr(suites, "prepare", lambda planned, places: "f" * 64)
-    monkeypatch.setattr("resformer.experiments.status.prepare", lambda planned, places: "f" * 64)
+    monkeypatch.setattr(suites, "prepare", lambda planned, places: FINGERPRINT)
+    monkeypatch.setattr("resformer.experiments.status.known_fingerprint", lambda places: FINGERPRINT)
     monkeypatch.setattr(Launch, "train", train)
     monkeypatch.setattr(Launch, "finish", lambda self, planned, places, run: [sys.executable, "-c", "pass"])
     return asked

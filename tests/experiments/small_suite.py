@@ -24,7 +24,9 @@ if variant == "sparse":
     print("RunFailure: loss is nan at step 3")
     sys.exit(1)
 synthetic.write_run(run.parent.parent, run.name, variant, gain=gain, steps=40)
+(run / "config.toml").write_bytes(Path(sys.argv[5]).read_bytes())
 """
+FINGERPRINT = "ab12" * 16  # of the corpus that synthetic runs name
 GAINS = {"transformer": 0.0, "learnable": 0.3, "svformer": 0.1, "sparse": 0.0}
 
 

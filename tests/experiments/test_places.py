@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -105,13 +106,58 @@ def test_a_damaged_record_is_not_taken_for_a_run(
     assert read_run(tmp_path / "nowhere" / record.name, {}, records=records).complete  # and it is mended
 
 
+@pytest.mark.parametrize("change", ["seed", "steps", "file"])
+def test_a_record_of_another_run_is_not_taken_for_this_one(
+    tmp_path: Path,
+    stand_in: Commands,
+    unreported: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+) -> None:
+    suite, records = small("transformer"), tmp_path / "records"
+    assert run(suite, tmp_path / "a", records=records) == 0
+    (record,) = (records / "runs").iterdir()
+    if change == "file":  # a number that somebody made better
+        found = json.loads((record / "eval.json").read_text())
+        (record / "eval.json").write_text(json.dumps(found | {"loss": 1.0}))
+    else:  # whole in itself, but of other settings
+        config = (record / "config.toml").read_text()
+        new = config.replace("seed = 0", "seed = 1") if change == "seed" else config.replace("lr = 0.0006", "lr = 0.1")
+        assert new != config
+        (record / "config.toml").write_text(new)
+        said = json.loads((record / "record.json").read_text())
+        said["sha256"]["config.toml"] = hashlib.sha256(new.encode()).hexdigest()
+        (record / "record.json").write_text(json.dumps(said))
+    shutil.rmtree(tmp_path / "a")
+    stand_in.clear()
+    assert run(suite, tmp_path / "a", records=records) == 0
+    assert len(stand_in) == 1
+    assert "its record is not taken" in capsys.readouterr().out
+
+
+def test_records_of_a_suite_are_not_replaced_by_less(
+    tmp_path: Path, stand_in: Commands, unreported: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite, records = small("transformer", "learnable"), tmp_path / "records"
+    assert run(suite, tmp_path / "a", records=records, seeds=(0, 1)) == 0
+    before = (records / "small" / "suite.json").read_bytes()
+    assert run(suite, tmp_path / "b", records=records, seeds=(0,)) == 0
+    assert run(suite, tmp_path / "c", records=records, seeds=(0, 1), only=(1,)) == 0
+    assert run(suite, tmp_path / "d", records=records, seeds=(0, 1), config_overrides=["optim.lr=1e-3"]) == 0
+    assert (records / "small" / "suite.json").read_bytes() == before
+    assert capsys.readouterr().out.count("and stays as it is") == 2
+    assert run(suite, tmp_path / "e", records=records, seeds=(0, 1, 2)) == 0
+    assert json.loads((records / "small" / "suite.json").read_text())["seeds"] == [0, 1, 2]
+
+
 def test_one_job_a_run(
     tmp_path: Path, stand_in: Commands, unreported: list[Path], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("resformer.experiments.status.resolve", lambda *a: suites.resolve(*a, load_recipe=recipe))
     suite = small("transformer", "learnable", "svformer")
-    rows = list_runs(request(suite, tmp_path, seeds=(0, 1)))
+    rows = list_runs(request(suite, tmp_path / "new", seeds=(0, 1)))
+    assert not (tmp_path / "new").exists()  # a list writes nothing
     assert [(row["only"], row["name"], row["state"]) for row in rows][2:4] == [
         (3, "svformer (seed 0)", "waiting"), (4, "transformer (seed 1)", "waiting")
     ]  # fmt: skip

@@ -162,3 +162,36 @@ def test_a_step_that_was_run_twice_counts_once(tmp_path: Path) -> None:
 def test_a_directory_without_a_suite_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no suite in"):
         write_report(tmp_path)
+
+
+def test_no_verdict_before_all_planned_seeds_are_there(tmp_path: Path) -> None:
+    """With three seeds planned and two done a claim waits, however small its p: looks accumulate, and seeds that are
+    missing may be those that diverged.
+    """
+    import json
+
+    from synthetic import variants
+
+    from resformer.experiments.report import write_report
+
+    out = variants(tmp_path)
+    write_report(out)
+    whole = json.loads((out / "results.json").read_text())
+    decided = [claim for claim in whole["claims"] if claim["verdict"] in ("held", "not held")]
+    assert decided
+    suite = json.loads((out / "suite.json").read_text())
+    (out / "suite.json").write_text(json.dumps(suite | {"seeds": [*whole["seeds"], 99]}))
+    write_report(out)
+    again = json.loads((out / "results.json").read_text())["claims"]
+    later = {(claim["statement"], claim["on"]): claim for claim in again}
+    for claim in decided:
+        waiting = later[claim["statement"], claim["on"]]
+        assert waiting["verdict"] == "undecided" and waiting["difference"] == claim["difference"]
+        assert "lacks seed 99" in waiting["reason"] and "waits for all" in waiting["reason"]
+
+
+def test_differences_of_exactly_zero_have_an_axis() -> None:
+    from resformer.experiments.axis import around_zero
+
+    found = around_zero([0.0, 0.0])
+    assert found is not None and 0.0 < found.at(0.0) < 100.0

@@ -51,8 +51,20 @@ def test_mistakes_in_a_suite_are_named() -> None:
         suite().at("twoo")
     with pytest.raises(UserError, match="has no scale 'big'"):
         suite(RunSpec(variant="transformer", scales=("big",)))
-    with pytest.raises(UserError, match="name each once"):
-        suite(scales={"one": Scale(recipe="r", seeds=(1, 1))})
+    for seeds in ((1, 1), (), (-1,)):
+        with pytest.raises(UserError, match="name each once"):
+            suite(scales={"one": Scale(recipe="r", seeds=seeds)})
+    with pytest.raises(UserError, match="--seeds are 0, 0; name each once"):
+        suite().at(seeds=(0, 0))
+    for name in ("../up", "runs", ""):
+        with pytest.raises(UserError, match="suite name"):
+            suite(name=name)
+    with pytest.raises(UserError, match="scales is empty"):
+        suite(scales={})
+    with pytest.raises(UserError, match=r"is on 'val/nll'; expected validation/loss"):
+        suite(claims=(Less("learnable", "transformer", on="val/nll"),))
+    with pytest.raises(UserError, match="margin of claim learnable not < transformer is nan"):
+        suite(claims=(NotLess("learnable", "transformer", margin=float("nan")),))
 
 
 def test_a_scale_chooses_runs_claims_seeds_and_overrides() -> None:
@@ -121,6 +133,7 @@ def test_an_id_depends_on_what_changes_numbers_and_on_nothing_else() -> None:
         {"optim.lr": 1e-3},
         {"model.variant_options": {"init_own": 1.0}},
         {"train.dtype": "bf16"},
+        {"model.attention_bias": True},
     ):
         assert digest(edit(one.config, change), "f") != digest(one.config, "f")
 
@@ -145,6 +158,17 @@ def test_recorded_runs_are_found_again() -> None:
         "sparse-79043027", "learnable-1007c031", "learnable_plus-53fe2ed7", "dense-51a58045", "svformer-4cf99f14",
         "query_residual-a0080ea1",
     ]  # fmt: skip
+
+
+def test_every_key_counts_unless_it_is_said_that_it_does_not() -> None:
+    """No key is left out because its name begins like another's."""
+    from resformer.experiments.settings import WITHOUT_EFFECT, without_effect
+    from resformer.train.config import keys
+
+    left_out = {path for path in keys() if without_effect(path)}
+    assert {path for path in left_out if not path.startswith(("parallel.", "track."))} == {
+        name for name in WITHOUT_EFFECT if not name.endswith(".")
+    }
 
 
 def test_every_suite_that_comes_with_the_package_resolves() -> None:

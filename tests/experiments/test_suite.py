@@ -62,6 +62,9 @@ def test_a_failed_run_stops_nobody_and_is_shown(
     assert said.rstrip().splitlines()[-1] == str(tmp_path / "report.html")
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["missing"] == ["sparse"]
+    assert [row["state"] for row in suite_status(tmp_path)] == ["finished", "failed", "finished"]
+    page = (tmp_path / "report.html").read_text()
+    assert "Failed: sparse, at step 0. " in page and "RunFailure: loss is nan at step 3" in page
     # One seed decides nothing, but says which way it points.
     assert (results["claims"][0]["verdict"], results["claims"][0]["points"]) == ("undecided", "as claimed")
 
@@ -78,7 +81,9 @@ def test_what_is_left_of_a_run_decides_how_it_goes_on(tmp_path: Path, stand_in: 
     runs["learnable"].mkdir()
     (runs["svformer"] / "samples.json").unlink()
     asked = request(suite, tmp_path)
-    described = suites.describe(asked, suites.resolve(asked.planned, asked.places.data, load_recipe=recipe), "f" * 64)
+    described = suites.describe(
+        asked, suites.resolve(asked.planned, asked.places.data, load_recipe=recipe), "ab12" * 16
+    )
     stand_in.clear()
     todo, _, _ = suites._plan(asked, described["runs"], suites.Console(quiet=True))
     assert [len(job.commands) for job in todo] == [2, 2, 1]  # svformer is trained and only lacks its sample

@@ -45,7 +45,7 @@ def suite_run(
     Example: `resformer suite run variants --scale mini --jobs 2`
 
     Args:
-        name: The suite; `resformer suite list` names them.
+        name: The suite; `resformer suite list` names them. Or a Python file of yours that defines SUITE.
         scale: How large: mini (a CPU, hours), small (one GPU, a day) or paper (many GPUs); the suite's first when not
             given.
         seeds: Seeds of weights and data order, one run of everything for each; the scale's when not given.
@@ -56,8 +56,8 @@ def suite_run(
             finished here are added to it.
         jobs: Runs to train at the same time, each on one CPU thread or on devices of its own.
         processes: Processes (GPUs) of one run; the scale's when not given.
-        task_files: Directory with data of the scale's lm-eval tasks (docs/evaluation.md); without it and without --data
-            no tasks are scored.
+        task_files: Directory with data of the scale's lm-eval tasks (docs/evaluation.md); without it no tasks are
+            scored.
         list: Only list the runs with their numbers and states.
         only: Numbers of runs, as --list shows them: train these and write no report, for one job a run in a queue.
         dry_run: Only say what it would take: GPU hours, memory, disk, and how to launch it.
@@ -78,7 +78,7 @@ def suite_run(
         tasks=planned.scale.tasks if task_files is not None else (),
         task_files=task_files,
     )
-    request = Request(planned=planned, places=places, launch=launch, overrides=set, only=only)
+    request = Request(planned=planned, places=places, launch=launch, overrides=set, only=only, typed=name)
     if list:
         from resformer.experiments.status import list_runs
 

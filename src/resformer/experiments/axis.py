@@ -108,5 +108,7 @@ def around_zero(means: Sequence[float], ends: Sequence[float] = ()) -> Range | N
     largest = max(abs(m) for m in means) or max((abs(e) for e in ends), default=0.0) or 1.0
     kept = [max(min(e, _WIDEST * largest), -_WIDEST * largest) for e in ends]
     low, high = min([0.0, *means, *kept]), max([0.0, *means, *kept])
+    if low == high:  # all differences are exactly zero
+        low, high = -largest, largest
     pad = 0.05 * (high - low)
     return Range(low=low - pad, high=high + pad)

@@ -167,6 +167,7 @@ def _disk(config: Config, parameters: int) -> int:
 def launch_lines(
     found: Budget,
     *,
+    typed: str = "",
     data: Path | str = PLACEHOLDER,
     out: Path | str | None = None,
     pool: Path | str | None = None,
@@ -176,6 +177,7 @@ def launch_lines(
 
     Args:
         found: the suite's budget.
+        typed: how the user named the suite, where that is not its name.
         data: the prepared corpus; suites that bring their own need none.
         out: the suite's directory, runs/SCALE/NAME when not given.
         pool: where its runs lie, beside those of other suites; the directory above `out` when not given.
@@ -183,7 +185,8 @@ def launch_lines(
     """
     out = Path("runs") / found.scale / found.suite if out is None else Path(out)
     pool = out.parent if pool is None else Path(pool)
-    own = ["resformer", "suite", "run", found.suite, "--scale", found.scale]
+    name = typed or found.suite
+    own = ["resformer", "suite", "run", name, "--scale", found.scale]
     places = ["--out", str(out), *(["--pool", str(pool)] if pool != out else [])]
     if found.own_data:
         named = [] if str(data) == PLACEHOLDER else ["--data", str(data)]
@@ -191,7 +194,7 @@ def launch_lines(
     node = ["--data", str(data), *places, "--processes", str(found.processes)]
     node += ["--jobs", str(max(1, NODE_DEVICES // found.processes)), *more]
     array = ["sbatch", f"--array=1-{len(found.runs)}", f"--gpus-per-node={found.processes}", "docs/slurm/suite.sbatch"]
-    array += [found.suite, found.scale, str(data), str(out), *places[2:], *more]
+    array += [name, found.scale, str(data), str(out), *places[2:], *more]
     return [
         (f"on one machine with {NODE_DEVICES} GPUs", shlex.join([*own, *node])),
         ("under Slurm, a job a run", shlex.join(array)),
@@ -201,6 +204,7 @@ def launch_lines(
 def print_budget(
     found: Budget,
     *,
+    typed: str = "",
     data: Path | str = PLACEHOLDER,
     out: Path | str | None = None,
     pool: Path | str | None = None,
@@ -227,7 +231,7 @@ def print_budget(
         lines.append(f"over 80 GB: {names}; a smaller train.micro_batch_size or train.checkpointing=true needs less")
     for line in lines:
         console.print(Text(line))
-    for what, line in launch_lines(found, data=data, out=out, pool=pool, more=more):
+    for what, line in launch_lines(found, typed=typed, data=data, out=out, pool=pool, more=more):
         console.print(Text(f"\n{what}:\n  {line}"))
 
 

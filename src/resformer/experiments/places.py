@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -150,7 +151,8 @@ def deposit(run: Run, records: Path) -> bool:
         for name in RECORDED:
             if (run.path / name).is_file():
                 shutil.copyfile(run.path / name, waiting / name)
-        write_json(waiting / RECORD_FILE, {"schema": 1, "id": run.id, "variant": run.variant, "step": run.step})
+        sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(waiting.iterdir())}
+        write_json(waiting / RECORD_FILE, {"schema": 1, "id": run.id, "step": run.step, "sha256": sums})
         if target.exists():  # a record that was not whole
             shutil.rmtree(target)
         waiting.replace(target)
@@ -159,11 +161,38 @@ def deposit(run: Run, records: Path) -> bool:
     return True
 
 
-def deposit_suite(out: Path, data: Path, records: Path, described: dict[str, Any]) -> Path:
+def record_fault(run: Run) -> str:
+    """Why a record cannot stand for its run, or "": a file is not as it was, or the configuration is another run's."""
+    from resformer.experiments.settings import digest
+    from resformer.train.configure import from_toml
+
+    said = read_json(run.path / RECORD_FILE)
+    sums = said.get("sha256")
+    for name in RECORDED:
+        data = (run.path / name).read_bytes() if (run.path / name).is_file() else b""
+        if not isinstance(sums, dict) or sums.get(name) != hashlib.sha256(data).hexdigest():
+            return f"{run.path / name} is missing or not as it was recorded"
+    try:
+        config = from_toml(run.path / "config.toml")
+    except UserError as error:
+        return str(error)
+    found = run.environment.get("data")
+    fingerprint = str(found.get("fingerprint")) if isinstance(found, dict) else ""
+    wanted = f"{config.model.variant}-{digest(config, fingerprint)}"
+    return "" if wanted == run.id else f"{run.path}: its configuration is that of {wanted}"
+
+
+def deposit_suite(data: Path, records: Path, described: dict[str, Any]) -> Path | None:
     """Keep what a suite says beside its records, so that its report can be written from them alone; returns its
-    directory there.
+    directory there. None, and nothing is written, where the same suite stands there with another scale or settings, or
+    with seeds that this one lacks.
     """
     target = records / str(described["name"])
+    there = read_json(target / SUITE_FILE)
+    if there:
+        alike = all(there.get(key) == described[key] for key in ("scale", "config_overrides", "data_fingerprint"))
+        if not alike or not set(there.get("seeds") or ()) <= set(described["seeds"]):
+            return None
     target.mkdir(parents=True, exist_ok=True)
     write_json(target / SUITE_FILE, described | {"pool": "..", "records": ".."})
     manifest = data / "manifest.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 from resformer.experiments.markup import Markup, join, number, tag
 from resformer.experiments.runs import Run
-from resformer.experiments.settings import WITHOUT_EFFECT
+from resformer.experiments.settings import without_effect
 
 _MOST_OPEN = 6  # configuration files that are listed one by one
 
@@ -143,7 +143,7 @@ def fairness(runs: Sequence[Run]) -> str:
     paired = len(seeds) > 1 and len({(run.name, run.seed) for run in known}) == len(names) * len(seeds)
     groups = [[run for run in known if run.seed == seed] for seed in sorted(seeds)] if paired else [known]
     every = dict.fromkeys(key for group in groups for key in differing(group))
-    keys = [key for key in every if not key.startswith(("model.variant", *WITHOUT_EFFECT))]
+    keys = [key for key in every if not key.startswith("model.variant") and not without_effect(key)]
     if len({_data(run.environment).get("fingerprint") for run in known}) > 1:
         keys.append("the data")
     if len({repr(run.environment.get("versions")) for run in known}) > 1:

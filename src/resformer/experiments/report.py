@@ -111,6 +111,10 @@ def _notice(results: dict[str, Any]) -> Markup | None:
         parts.append(tag("p", tag("b", f"{total - len(results['missing'])} of {total} runs are finished. "), named))
         if results["command"]:
             parts.append(tag("p", "Finish with ", tag("code", results["command"]), "."))
+    failed = [(r["name"], one) for r in results["runs"] for one in r["seeds"] if one["state"] == "failed"]
+    for name, one in failed:
+        seed = f", seed {one['seed']}" if len(results["seeds"]) > 1 else ""
+        parts.append(tag("p", tag("b", f"Failed: {name}{seed}, at step {one['step']:,}. "), one["failure"]))
     if results["loss_note"]:
         parts.append(tag("p", tag("b", "Not scored. "), results["loss_note"]))
     return tag("div", *parts, class_="notice", role="note")

@@ -44,26 +44,51 @@ def claims_of(suite: dict[str, Any]) -> list[Claim]:
     return found
 
 
-def judged(suite: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every claim with its measured difference and verdict, in the suite's order."""
-    return [
-        {
-            "kind": one.claim.kind,
-            "statement": str(one.claim),
-            "left": one.claim.left,
-            "right": one.claim.right,
-            "on": one.claim.on,
-            "unit": unit(one.claim.on),
-            "margin": one.claim.margin,
-            "paper": one.claim.paper,
-            "difference": summary(one.comparison),
-            "p_adjusted": one.p_adjusted,
-            "verdict": one.verdict,
-            "reason": one.reason,
-            "points": one.points,
-        }
-        for one in statistics.judge(claims_of(suite), lookup(rows))
-    ]
+def judged(suite: dict[str, Any], rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[dict[str, Any]]:
+    """Every claim with its measured difference and verdict, in the suite's order.
+
+    Nothing is decided before all planned seeds of both runs are there and scored in the same way (`full`: on the whole
+    split): who looks after every seed and stops at the first verdict decides false claims too, and the seeds that are
+    missing may be those that diverged.
+    """
+    values, planned = lookup(rows), planned_seeds(suite)
+    found = []
+    for one in statistics.judge(claims_of(suite), values):
+        sides = [(name, known(values(name, one.claim.on))) for name in (one.claim.left, one.claim.right)]
+        verdict, reason = one.verdict, one.reason
+        missing = [
+            f"{name} lacks seed {', '.join(map(str, lacks))}"
+            for name, seeds in dict(sides).items()
+            if (lacks := [seed for seed in planned if seed not in seeds])
+        ]
+        if verdict != "not run" and (missing or not full):
+            waits = "; ".join(missing) or "not every run is scored on the whole split"
+            reason = f"{waits}, and a verdict waits for all" + (f"; so far {reason}" if reason else "")
+            verdict = "undecided"
+        found.append(
+            {
+                "kind": one.claim.kind,
+                "statement": str(one.claim),
+                "left": one.claim.left,
+                "right": one.claim.right,
+                "on": one.claim.on,
+                "unit": unit(one.claim.on),
+                "margin": one.claim.margin,
+                "paper": one.claim.paper,
+                "difference": summary(one.comparison),
+                "p_adjusted": one.p_adjusted,
+                "verdict": verdict,
+                "reason": reason,
+                "points": one.points,
+            }
+        )
+    return found
+
+
+def planned_seeds(suite: dict[str, Any]) -> list[int]:
+    """The seeds that the suite was to be run with."""
+    seeds = [seed for seed in suite.get("seeds") or () if isinstance(seed, int)]
+    return seeds or sorted({int(run.get("seed") or 0) for run in suite["runs"]})
 
 
 def counted(claims: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -101,6 +101,7 @@ def entry(run: Run, *, full: bool) -> dict[str, Any]:
         "state": run.state,
         "scored": run.scored,
         "recorded": run.recorded,
+        "failure": run.failure,
         "step": run.step,
         "steps": run.steps,
         "train_tokens": tokens,

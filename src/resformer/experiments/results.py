@@ -149,7 +149,7 @@ def collect(out: Path, runs: list[Run]) -> dict[str, Any]:
         else:
             other = counterpart(one, rows, baseline)
             compare(one, next(r for r in rows if r["name"] == other), by_name[one["name"]], by_name[other])
-    claims = judged(suite, rows)
+    claims = judged(suite, rows, full=not unscored)
     speeds = [s for one in rows if (s := one["tokens_per_second"])]
     results = {
         "schema": SCHEMA,

@@ -21,6 +21,7 @@ from resformer.experiments.curves import Floats
 
 SUITE_FILE, SAMPLES_FILE, EVAL_FILE = "suite.json", "samples.json", "eval.json"
 DOCUMENTS_FILE, MEASURES_FILE, RECORD_FILE = "documents.json", "measures.jsonl", "record.json"
+FAILED_FILE = "failed.json"
 _SCORES = ("loss", "bits_per_byte")
 
 
@@ -46,7 +47,7 @@ class Run:
     """Everything a report wants to know about one run. `steps` is what was asked for, `step` what is done.
 
     `documents` are the losses by validation document, `measures` the rows of an analysis. `recorded`: only the record
-    of a finished run is there, without its model.
+    of a finished run is there, without its model. `failure` is the last line of what a failed run said.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Run:
     documents: dict[str, Any] = field(default_factory=dict)
     measures: list[dict[str, Any]] = field(default_factory=list)
     recorded: bool = False
+    failure: str = ""
 
     @property
     def trained(self) -> bool:
@@ -109,9 +111,11 @@ class Run:
 
     @property
     def state(self) -> str:
-        """ "finished", "partial" or "missing"."""
+        """ "finished", "failed", "partial" or "missing"."""
         if self.trained:
             return "finished"
+        if self.failure:
+            return "failed"
         return "partial" if self.step else "missing"
 
     @property
@@ -247,7 +251,8 @@ def _read(path: Path, spec: dict[str, Any], *, recorded: bool) -> Run:
             domains.setdefault(str(row.get("domain")), []).append(row)
     lambdas = [row for row in rows if row.get("split") == "lambdas"]
     config, config_text = read_config(path / "config.toml")
-    steps = config.get("train", {}).get("steps", spec.get("steps"))
+    # What the suite asks for counts, not what a run's own files say.
+    steps = spec.get("steps") or config.get("train", {}).get("steps")
     return Run(
         id=path.name,
         name=str(spec.get("name") or path.name),
@@ -267,6 +272,7 @@ def _read(path: Path, spec: dict[str, Any], *, recorded: bool) -> Run:
         documents=read_json(path / DOCUMENTS_FILE),
         measures=[row for row in read_lines(path / MEASURES_FILE) if isinstance(row.get("measure"), str)],
         recorded=recorded,
+        failure=str(read_json(path / FAILED_FILE).get("message") or ""),
     )
 
 

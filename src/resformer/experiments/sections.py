@@ -132,7 +132,10 @@ def _several(results: dict[str, Any]) -> bool:
 
 def _name_cell(r: dict[str, Any], colours: Colours, seeds: int) -> Markup:
     note = None
-    if r["state"] != "finished":
+    failures = [one["failure"] for one in r["seeds"] if one["state"] == "failed"]
+    if failures:
+        note = sub(f"failed{f' with {len(failures)} of {seeds} seeds' if seeds > 1 else ''}: {failures[0]}")
+    elif r["state"] != "finished":
         steps = f" at step {r['step']:,} of {r['steps']:,}" if r["step"] and r["steps"] else ""
         if seeds > 1 and r["finished"]:
             steps = f": {r['finished']} of {len(r['seeds'])} seeds are done"

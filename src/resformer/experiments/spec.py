@@ -15,7 +15,24 @@ from typing import ClassVar
 from resformer.errors import UserError, did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAKEN = ("data", "runs", "locks", "configs")  # directories of a pool
+_MEASURE = re.compile(r"validation/(.+/)?(loss|bits_per_byte|perplexity)|tasks/.+")
 LOSS = "validation/loss"
+
+
+def _check_seeds(seeds: tuple[int, ...], what: str) -> None:
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(f"{what} are {', '.join(map(str, seeds)) or 'none'}; name each once, from 0")
+
+
+def _check_claim(claim: Claim, suite: str) -> None:
+    if not _MEASURE.fullmatch(claim.on):
+        raise UserError(
+            f"suite {suite!r}: claim {claim} is on {claim.on!r}; expected validation/loss, validation/DOMAIN/loss, "
+            "validation/DOMAIN/perplexity, tasks/average or tasks/TASK"
+        )
+    if not 0 <= claim.margin < float("inf"):
+        raise UserError(f"suite {suite!r}: the margin of claim {claim} is {claim.margin}; expected 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +154,13 @@ class Suite:
     sample_seed: int = 0
 
     def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
+            raise UserError(
+                f"suite name {self.name!r}: expected letters, digits, '_', '-' or '.', as it becomes a directory "
+                f"name, and none of {', '.join(_TAKEN)}"
+            )
+        if not self.scales:
+            raise UserError(f"suite {self.name!r}: scales is empty; give it one, such as Scale(recipe='mini')")
         names = [run.name for run in self.runs]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -151,11 +175,12 @@ class Suite:
                 raise UserError(
                     f"suite {self.name!r}: {role} names the run {name!r}, which is not in it{did_you_mean(name, names)}"
                 )
+        for claim in self.claims:
+            _check_claim(claim, self.name)
         for scale in (scale for run in self.runs for scale in (*run.scales, *run.scaled)):
             self.check_scale(scale)
         for scale, found in self.scales.items():
-            if not found.seeds or len(set(found.seeds)) < len(found.seeds):
-                raise UserError(f"suite {self.name!r}: seeds of scale {scale!r} are {found.seeds}; name each once")
+            _check_seeds(found.seeds, f"suite {self.name!r}: seeds of scale {scale!r}")
 
     def check_scale(self, scale: str) -> None:
         """UserError unless the suite has that scale."""
@@ -171,6 +196,7 @@ class Suite:
         self.check_scale(scale)
         chosen = self.scales[scale]
         if seeds:
+            _check_seeds(tuple(seeds), "--seeds")
             chosen = replace(chosen, seeds=tuple(seeds))
         runs = tuple(run for run in self.runs if not run.scales or scale in run.scales)
         present = {run.name for run in runs}

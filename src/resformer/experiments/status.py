@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from resformer.experiments.markup import duration, number
-from resformer.experiments.places import is_locked, lock_of
+from resformer.experiments.places import Places, is_locked, lock_of
 from resformer.experiments.progress import Meter, time_left
 from resformer.experiments.runs import Run, pool_of, read_run, read_suite
 from resformer.experiments.settings import resolve
-from resformer.experiments.suite import LOG_FILE, Request, describe, label, prepare
+from resformer.experiments.suite import LOG_FILE, Request, check_numbers, check_only, check_tasks, label
 
 
 def suite_status(out: Path | str) -> list[dict[str, Any]]:
@@ -81,6 +81,8 @@ def _state(run: Run, active: bool) -> str:
     moved = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     if active and time.time() - moved < 120:
         return "running"
+    if run.failure and not run.trained:
+        return "failed"
     if run.trained:
         return "trained, not analysed" if run.scored else "trained, not scored"
     return "stopped" if run.step else "waiting"
@@ -88,32 +90,48 @@ def _state(run: Run, active: bool) -> str:
 
 def list_runs(request: Request) -> list[dict[str, Any]]:
     """Print the runs of a suite with the numbers that `--only` takes, and return them: what one job of an array each
-    would train. Prepares the corpus if need be, as the ids depend on it.
+    would train. Writes nothing; ids are not known before there is a corpus, on which they depend.
     """
     planned, places = request.planned, request.places
     settings = resolve(planned, places.data, request.overrides)
-    places.check()
-    places.out.mkdir(parents=True, exist_ok=True)
-    described = describe(request, settings, prepare(planned, places))
+    check_only(request.only, len(settings))
+    fingerprint = known_fingerprint(places)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("only", "run", "id", "state"):
         table.add_column(column, justify="right" if column == "only" else "left", no_wrap=True)
     rows = []
-    for i, spec in enumerate(described["runs"], 1):
-        run = read_run(places.run(spec["id"]), spec, records=places.records)
-        state = _state(run, is_locked(lock_of(places.pool, run.id)))
-        rows.append({"only": i, "name": label(spec, planned), "id": run.id, "state": state})
-        table.add_row(*(Text(str(value)) for value in rows[-1].values()))
+    for i, one in enumerate(settings, 1):
+        spec = {"name": one.spec.name, "seed": one.seed, "steps": one.config.train.steps}
+        run_id, state = "not known yet", "waiting"
+        if fingerprint is not None:
+            run_id = one.id(fingerprint)
+            run = read_run(places.run(run_id), spec, records=places.records)
+            state = _state(run, is_locked(lock_of(places.pool, run_id)))
+        rows.append({"only": i, "name": label(spec, planned), "id": run_id, "state": state})
+        if not request.only or i in request.only:
+            table.add_row(*(Text(str(value)) for value in rows[-1].values()))
     Console(highlight=False).print(table)
     return rows
 
 
+def known_fingerprint(places: Places) -> str | None:
+    """Of the corpus, None where it is not prepared yet."""
+    if not (places.data / "index.json").is_file():
+        return None
+    from resformer.data import open_dataset
+
+    return str(open_dataset(places.data, verify="none").fingerprint)
+
+
 def dry_run(request: Request) -> None:
     """Print what a suite would take and how to start it; nothing is prepared, written or trained."""
-    from resformer.experiments.budget import budget, print_budget
+    from resformer.experiments.budget import PLACEHOLDER, budget, print_budget
 
     planned, places = request.planned, request.places
+    check_numbers(request.launch)
+    check_tasks(request.launch)
     settings = resolve(planned, places.data, request.overrides)
+    check_only(request.only, len(settings))
     vocab_size = None
     if (places.data / "index.json").is_file():
         from resformer.data import open_dataset
@@ -125,6 +143,12 @@ def dry_run(request: Request) -> None:
         processes=request.launch.processes,
         vocab_size=vocab_size,
     )
-    more = request.changed()
     own = places.data != places.pool / "data"
-    print_budget(found, data=places.data if own else "DIR", out=places.out, pool=places.pool, more=more)
+    print_budget(
+        found,
+        typed=request.typed,
+        data=places.data if own else PLACEHOLDER,
+        out=places.out,
+        pool=places.pool,
+        more=request.elsewhere(),
+    )

@@ -22,9 +22,9 @@ from resformer.errors import UserError
 from resformer.experiments import launch
 from resformer.experiments.jobs import Job, run_jobs, tail
 from resformer.experiments.launch import Launch
-from resformer.experiments.places import Places, deposit, deposit_suite, lock_run, locked, waiting_for
+from resformer.experiments.places import Places, deposit, deposit_suite, lock_run, locked, record_fault, waiting_for
 from resformer.experiments.progress import Display, Meter
-from resformer.experiments.runs import EVAL_FILE, SUITE_FILE, Run, read_json, read_run
+from resformer.experiments.runs import EVAL_FILE, FAILED_FILE, SUITE_FILE, Run, read_json, read_run
 from resformer.experiments.settings import Overrides, Settings, override_paths, resolve
 from resformer.experiments.spec import Planned
 from resformer.train.files import write_atomic, write_json
@@ -41,11 +41,12 @@ class Request:
     launch: Launch
     overrides: Overrides = ()
     only: tuple[int, ...] = ()
+    typed: str = ""  # how the user named the suite: a file, if it is one of their own
 
     def command(self) -> str:
         """What to type to go on."""
         suite, places, launch = self.planned.suite, self.places, self.launch
-        words = ["resformer", "suite", "run", suite.name]
+        words = ["resformer", "suite", "run", self.typed or suite.name]
         if len(suite.scales) > 1:
             words += ["--scale", self.planned.scale_name]
         if self.planned.scale.seeds != suite.scales[self.planned.scale_name].seeds:
@@ -68,6 +69,12 @@ class Request:
         words = ["--seeds", *map(str, self.planned.scale.seeds)] if seeds and self.planned.scale.seeds != usual else []
         words += ["--set", *texts] if (texts := override_texts(self.overrides)) else []
         return [*words, *self.launch.import_flags()]
+
+    def elsewhere(self) -> list[str]:
+        """The words of a launch line on another machine, beside places: what changes the runs, tasks and records."""
+        files, records = self.launch.task_files, self.places.records
+        words = ["--task-files", str(files)] if files is not None else []
+        return [*words, *(["--records", str(records)] if records is not None else []), *self.changed()]
 
 
 def override_texts(overrides: Overrides) -> list[str]:
@@ -94,12 +101,10 @@ def run_suite(request: Request, *, load_recipe: Callable[[str], Any] | None = No
         RunError: the disk is full.
     """
     places, console = request.places, Console(highlight=False)
-    if request.launch.jobs < 1:
-        raise UserError(f"jobs is {request.launch.jobs}, expected 1 or more")
-    if request.launch.processes < 1:
-        raise UserError(f"processes is {request.launch.processes}, expected 1 or more")
+    check_numbers(request.launch)
     settings = resolve(request.planned, places.data, request.overrides, load_recipe=load_recipe)
     check_only(request.only, len(settings))
+    check_tasks(request.launch)
     places.check()
     with disk_errors(places.pool):
         places.out.mkdir(parents=True, exist_ok=True)
@@ -112,6 +117,19 @@ def check_only(only: Sequence[int], count: int) -> None:
     for number in only:
         if not 1 <= number <= count:
             raise UserError(f"--only {number}: the suite has runs 1 to {count}; `--list` shows them")
+
+
+def check_numbers(launch: Launch) -> None:
+    """UserError for a number below 1."""
+    for name, value in (("jobs", launch.jobs), ("processes", launch.processes)):
+        if value < 1:
+            raise UserError(f"{name} is {value}, expected 1 or more")
+
+
+def check_tasks(launch: Launch) -> None:
+    """UserError before anything is trained, if the tasks' data are not there."""
+    if launch.task_files is not None and not launch.task_files.is_dir():
+        raise UserError(f"--task-files {launch.task_files}: no such directory; it holds a file for each task")
 
 
 def _run_in(request: Request, settings: Sequence[Settings], lock: int, console: Console) -> int:
@@ -128,12 +146,20 @@ def _run_in(request: Request, settings: Sequence[Settings], lock: int, console: 
         return 130 if stopped == signal.SIGINT else 143
     failed = [job for job in todo if job.state == "failed"]
     for job in failed:
+        said = tail(job.log, 1) or f"exit code {job.returncode}"
+        write_json(job.log.parent / FAILED_FILE, {"returncode": job.returncode, "message": said})
         text = f"\n{job.name} failed with exit code {job.returncode}; the end of {job.log}:"
         console.print(Text(text), style="bold red", soft_wrap=True)
         console.print(Text(tail(job.log)), soft_wrap=True)
-    if records is not None:
-        kept = deposit_suite(places.out, places.data, records, described)
-        if not request.only:
+    if records is not None and not request.only:
+        kept = deposit_suite(places.data, records, described)
+        if kept is None:
+            text = (
+                f"{records / described['name']}: holds the suite at another scale, with other settings or more seeds, "
+                "and stays as it is"
+            )
+            console.print(Text(text), soft_wrap=True)
+        else:
             show_report(kept, quiet=True)
     if not request.only:
         show_report(places.out, console)
@@ -239,6 +265,9 @@ def _plan(
     for spec in wanted:
         run = read_run(places.run(spec["id"]), spec, records=places.records)
         name = label(spec, request.planned)
+        if run.recorded and (fault := record_fault(run)):
+            console.print(Text(f"{name}: its record is not taken: {fault}"), soft_wrap=True)
+            run = read_run(places.run(spec["id"]), spec)
         if spec["id"] in seen:  # two names for the same training
             continue
         seen.add(spec["id"])
@@ -257,6 +286,7 @@ def _plan(
             console.print(Text(f"{name}: trained, scored again: {_missing(run)}"), soft_wrap=True)
         elif run.step:
             console.print(Text(f"{name}: resumed, {run.step} of {spec['steps']} steps were done"), soft_wrap=True)
+        (run.path / FAILED_FILE).unlink(missing_ok=True)
         commands = [launch.finish(request.planned, places, run)]
         if not run.trained:
             commands.insert(0, launch.train(request.planned, places, run))

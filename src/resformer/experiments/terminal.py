@@ -58,6 +58,8 @@ def results_table(results: dict[str, Any]) -> Table:
 def _name(r: dict[str, Any]) -> str:
     if r["state"] == "finished":
         return str(r["name"])
+    if any(one["state"] == "failed" for one in r["seeds"]):
+        return f"{r['name']} (failed)"
     if len(r["seeds"]) > 1:
         return f"{r['name']} ({r['finished']}/{len(r['seeds'])} seeds)"
     return f"{r['name']} ({r['step']}/{r['steps'] or '?'} steps)"
