@@ -18,7 +18,9 @@ from resformer.errors import UserError
 from resformer.experiments import finish
 from resformer.experiments import suite as experiments_suite
 from resformer.experiments.jobs import Job
-from resformer.experiments.spec import RunSpec, Suite
+from resformer.experiments.launch import Launch
+from resformer.experiments.places import Places
+from resformer.experiments.spec import RunSpec, Scale, Suite
 from resformer.train import imports
 
 MINE = """
@@ -245,19 +247,20 @@ def test_suites_hand_the_files_to_their_processes(inside: Path, monkeypatch: pyt
     """Suites name built-in variants; one with a user's shows that both processes of a run get the flag."""
     imports.import_files(["mine.py"])
     jobs: list[Job] = []
-    monkeypatch.setattr(experiments_suite, "_run", lambda todo, *rest: jobs.extend(todo) or 0)
+    monkeypatch.setattr(experiments_suite, "_run", lambda request, todo, *rest: jobs.extend(todo) or 0)
     monkeypatch.setattr(experiments_suite, "show_report", lambda out, console: None)
     texts = [json.dumps({"text": f"{'the water flows down to the sea and ' * 12}{n}"}) for n in range(80)]
     Path("rivers.jsonl").write_text("\n".join(texts) + "\n")
     own = Suite(
         name="own",
-        recipe="tiny",
+        title="",
+        scales={"tiny": Scale(recipe="tiny", prepare_options={"vocab_size": 300}, inputs=("rivers.jsonl",))},
         runs=(RunSpec(variant="mine"),),
         baseline="mine",
-        prepare_options={"vocab_size": 300},
-        inputs=("rivers.jsonl",),
     )
-    assert experiments_suite.run_suite(own, Path("out"), jobs=1, imports=(Path("mine.py"),)) == 0
+    launch = Launch(jobs=1, imports=(Path("mine.py"),))
+    request = experiments_suite.Request(planned=own.at(), places=Places.of("out"), launch=launch)
+    assert experiments_suite.run_suite(request) == 0
     ((training, finishing),) = [job.commands for job in jobs]
     assert training[-2:] == finishing[-2:] == ["--import", "mine.py"]
     assert json.loads(Path("out/suite.json").read_text())["command"].endswith(" --import mine.py")

@@ -95,9 +95,9 @@ def _seeds(results: dict[str, Any]) -> Markup:
     if count < 2:
         return join(
             tag("b", "One seed. "),
-            "There is no interval here, and so no claim can be held or refuted. In an earlier trial of about this size "
-            f"another seed moved the final loss by 0.007 to 0.027 nats, so a difference below {SEED_NOISE_NATS} "
-            "nats shows nothing.",
+            "There is no interval here, and so no claim can be held or refuted. In runs of "
+            "2.7M parameters with three seeds a difference moved from seed to seed with a standard deviation of 0.038 "
+            f"nats, so one below {SEED_NOISE_NATS} nats shows nothing.",
         )
     return join(
         tag("b", f"{count} seeds. "),

@@ -30,7 +30,6 @@ SUITE = Suite(
     paper_setting=SETTING_82M,
     notes=(
         "The paper shows the six strengths as training curves (v1 figure 8) and gives a number for 2 alone.",
-        "Of 2's neighbours it is claimed that they are not better by more than 0.02 nats, about twice what "
-        "another seed changed in a trial beforehand: a sweep's optimum is flat.",
+        "Of 2's neighbours it is claimed that they are not better by more than 0.02 nats: a sweep's optimum is flat.",
     ),
 )
