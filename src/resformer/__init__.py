@@ -21,11 +21,17 @@ _HOMES = {
     "build_cache": "models.cache",
     "optimizer_groups": "models.groups",
     "register_variant": "core.registry",
+    "patch": "convert.patch",
+    "unpatch": "convert.patch",
+    "load_patched": "convert.patch_load",
     "UserError": "errors",
 }
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from .convert.patch import patch as patch
+    from .convert.patch import unpatch as unpatch
+    from .convert.patch_load import load_patched as load_patched
     from .core.registry import register_variant as register_variant
     from .errors import UserError as UserError
     from .models import ResFormerConfig as ResFormerConfig

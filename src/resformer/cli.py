@@ -10,6 +10,7 @@ import sys
 
 from resformer import shell
 from resformer.commands.analysis import analyze
+from resformer.commands.convert import convert
 from resformer.commands.corpus import data_inspect, data_prepare
 from resformer.commands.generate import generate
 from resformer.commands.lambdas import analyze_lambdas
@@ -30,6 +31,7 @@ COMMANDS: dict[str, shell.Command] = {
     "generate": generate,
     "analyze": analyze,
     "analyze-lambdas": analyze_lambdas,
+    "convert": convert,
     "suite list": suite_list,
     "suite run": suite_run,
     "suite status": suite_status,

@@ -13,7 +13,7 @@ from torch import nn
 from ..core.plan import Plan, Row, planes, table, with_windows
 from ..core.policy import Policy, Shape
 from ..core.registry import Variant
-from .attention import own_heads
+from .attention import has_out_bias, norm_widths, own_heads
 from .configuration import ResFormerConfig
 from .token_cache import holds_tokens
 
@@ -143,8 +143,8 @@ def _attention_weights(config: ResFormerConfig, shape: Shape, plan: Plan) -> tup
         kv_heads = row.owns_key * shape.kv_heads + row.owns_value * own_heads(row, shape)
         out = row.owns_query * width + kv_heads * shape.head_dim
         weights += hidden * (out + width)
-        biases += out + hidden
-    return weights, biases if config.attention_bias else 0
+        biases += out * config.attention_bias + hidden * has_out_bias(config)
+    return weights, biases
 
 
 def _parameters(
@@ -155,7 +155,8 @@ def _parameters(
     positions = config.max_position_embeddings * hidden if config.position_embedding == "learned" else 0
     mlp_bias = (1 + (config.mlp == "gated")) * inner + hidden if config.mlp_bias else 0
     norm = hidden * (2 if config.norm == "layernorm" else 1)
-    head_norms = sum(row.owns_query + row.owns_key for row in plan) * shape.head_dim if config.qk_norm else 0
+    query_norm, key_norm = norm_widths(config, shape)
+    head_norms = sum(row.owns_query * query_norm + row.owns_key * key_norm for row in plan) if config.qk_norm else 0
     depth = [variant.depth(row, shape) for row in plan]
     groups = {
         "embedding": embedding + positions,

@@ -67,19 +67,23 @@ class Attention(nn.Module):
         self.head_dim, self.num_key_value_groups = shape.head_dim, shape.heads // shape.kv_heads
         self.scaling, self.attention_dropout, self.is_causal = shape.head_dim**-0.5, config.attention_dropout, True
         width, kv_width, bias = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, config.attention_bias
+        norm_width, norm_kv_width = norm_widths(config, shape)
         if row.owns_query:
             self.q_proj = nn.Linear(shape.hidden_size, width, bias=bias)
         if row.owns_query and config.qk_norm:
-            self.q_norm = RMSNorm(shape.head_dim, eps=config.rms_norm_eps)
+            self.q_norm = RMSNorm(norm_width, eps=config.rms_norm_eps)
         if row.owns_key:
             self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=bias)
         if row.owns_key and config.qk_norm:
-            self.k_norm = RMSNorm(shape.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(norm_kv_width, eps=config.rms_norm_eps)
         if row.owns_value:
             self.v_proj = nn.Linear(shape.hidden_size, own_heads(row, shape) * shape.head_dim, bias=bias)
-        self.o_proj = nn.Linear(width, shape.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=has_out_bias(config))
         self.value_residual = Policy() if policy is None else policy
-        self.read_kinds, self.norms_heads = read_kinds(self.row), config.qk_norm  # a step asks often, a config is slow
+        # A step asks often, and a config is slow.
+        self.read_kinds, self.turns = read_kinds(self.row), row.layer not in (config.nope_layers or ())
+        self.norms_heads = config.qk_norm and config.qk_norm_over == "head"
+        self.norms_all = config.qk_norm and config.qk_norm_over == "all"
 
     def forward(
         self,
@@ -108,6 +112,7 @@ class Attention(nn.Module):
         reads = sort_reads(self.read_kinds, received, span)
         values, coefficients = reads["value"], received[len(self.read_kinds) :]
         raw_query, raw_key, own = self.project(hidden)
+        position_embeddings = position_embeddings if self.turns else None
         query = turned(policy.mix_query(raw_query, reads["query"]), position_embeddings)
         key = None if raw_key is None else turned(policy.mix_key(raw_key, reads["key"]), position_embeddings)
 
@@ -143,9 +148,14 @@ class Attention(nn.Module):
         tokens; None for what the layer does not own.
         """
         heads_shape = (*hidden.shape[:-1], -1, self.head_dim)
-        query = self.q_proj(hidden).view(heads_shape) if self.row.owns_query else None
-        key = self.k_proj(hidden).view(heads_shape) if self.row.owns_key else None
+        query = self.q_proj(hidden) if self.row.owns_query else None
+        key = self.k_proj(hidden) if self.row.owns_key else None
         value = self.v_proj(hidden).view(heads_shape) if self.row.owns_value else None
+        if self.norms_all:
+            query = self.q_norm(query) if query is not None else None
+            key = self.k_norm(key) if key is not None else None
+        query = query.view(heads_shape) if query is not None else None
+        key = key.view(heads_shape) if key is not None else None
         if self.norms_heads:
             query = self.q_norm(query) if query is not None else None
             key = self.k_norm(key) if key is not None else None
@@ -205,6 +215,18 @@ class Attention(nn.Module):
 def turned(x: Tensor, turns: tuple[Tensor, ...] | None) -> Tensor:
     """Queries or keys `[B, T, H, D]` as `[B, H, T, D]`, turned by cos and sin `[B, 1, T, D]` where positions turn."""
     return x.transpose(1, 2) if turns is None else rotate(x.transpose(1, 2), *turns)
+
+
+def has_out_bias(config: ResFormerConfig) -> bool:
+    """Whether o_proj has a bias."""
+    return config.attention_bias if config.attention_out_bias is None else config.attention_out_bias
+
+
+def norm_widths(config: ResFormerConfig, shape: Shape) -> tuple[int, int]:
+    """Sizes of the norms of queries and of keys."""
+    if config.qk_norm_over == "head":
+        return shape.head_dim, shape.head_dim
+    return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
 
 def own_heads(row: Row, shape: Shape) -> int:

@@ -12,7 +12,7 @@ from ..core.plan import Plan, with_windows
 from ..core.policy import Shape
 from ..core.registry import Variant, build, get
 from ..errors import UserError, did_you_mean
-from .forms import CHOICES, form_problems, windowed_layers
+from .forms import CHOICES, check_positions, form_problems, host_problems, windowed_layers
 
 MISSPELT = 0.85  # likeness from which a name is taken for a slip of a field's
 REMOTE_CODE_FILE = "modeling_resformer"
@@ -45,7 +45,11 @@ class ResFormerConfig(LlamaConfig):
             Ignored on load.
         first_block_residual: block 1 adds its input to what attention returns; without it H_1 = f_1(H_0), the paper's
             control for "why V_1 and not V_2" (see `DecoderLayer`).
-        qk_norm: RMSNorm over the head dimension of queries and keys, before positions, as in Qwen3.
+        attention_out_bias: o_proj has a bias; None for as `attention_bias` says. Qwen2 has biases on q, k, v alone.
+        qk_norm: RMSNorm of queries and keys, before positions.
+        qk_norm_over: what that norm runs over: "head", each head by itself (Qwen3), or "all" heads at once (OLMo2).
+        nope_layers: numbers of layers from 1 whose queries and keys are not turned by positions (SmolLM3).
+        norm_placement: "pre", x + f(norm(x)), or "post", x + norm(f(x)) (OLMo2); f is attention, then the MLP.
         position_embedding: "rope", or "learned": a trained vector for each of `max_position_embeddings` positions.
         norm: "rmsnorm" (with `rms_norm_eps`) or "layernorm" (with a bias and `layer_norm_eps`).
         layer_norm_eps: added to the variance in LayerNorm.
@@ -56,6 +60,7 @@ class ResFormerConfig(LlamaConfig):
         num_experts: feed-forward layers to choose from in every block, 0 for one that all tokens take.
         num_experts_per_tok: how many of them each token takes.
         router_aux_loss_coef: weight of the load-balancing loss in the training loss.
+        converted_from: of a converted model: the config of the model that it was made of, for the way back.
 
     Raises:
         UserError: unknown variant or option, sizes that do not divide, forms that do not go together.
@@ -75,7 +80,11 @@ class ResFormerConfig(LlamaConfig):
     variant_options: dict[str, Any] | None = None
     variant_formula: str | None = None
     first_block_residual: bool = True
+    attention_out_bias: bool | None = None
     qk_norm: bool = False
+    qk_norm_over: str = "head"
+    nope_layers: list[int] | tuple[int, ...] | None = None
+    norm_placement: str = "pre"
     position_embedding: str = "rope"
     norm: str = "rmsnorm"
     layer_norm_eps: float = 1e-5
@@ -85,6 +94,7 @@ class ResFormerConfig(LlamaConfig):
     num_experts: int = 0
     num_experts_per_tok: int = 2
     router_aux_loss_coef: float = 0.01
+    converted_from: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_names(kwargs)
@@ -94,10 +104,14 @@ class ResFormerConfig(LlamaConfig):
         }
         if isinstance(self.sliding_layers, tuple):
             self.sliding_layers = list(self.sliding_layers)
+        if isinstance(self.nope_layers, tuple):
+            self.nope_layers = list(self.nope_layers)
         self._check_sizes()
         given_types = kwargs.pop("layer_types", None)
         super().__post_init__(**kwargs)
         self._derive_layer_types(given_types)
+        if self.nope_layers:
+            self.plan()  # which refuses keys that are shared between layers with and without positions
         self.variant_formula = self.build_variant().formula(self.shape())
         # `trust_remote_code` users without the package are told to install it; see
         # `ResFormerPreTrainedModel.save_pretrained`.
@@ -142,7 +156,7 @@ class ResFormerConfig(LlamaConfig):
             got = getattr(self, name)
             if got not in valid:
                 problems.append(f"{name} is {got!r}{did_you_mean(got, valid)} (expected {' or '.join(valid)})")
-        problems = problems or [*self._head_problems(), *form_problems(self)]
+        problems = problems or [*self._head_problems(), *form_problems(self), *host_problems(self)]
         if problems:
             raise UserError("; ".join(problems))
 
@@ -224,13 +238,16 @@ class ResFormerConfig(LlamaConfig):
             self.shape(),
             self.sliding_window,
             repr(self.sliding_layers),
+            repr(self.nope_layers),
         )
         if of not in _plans:
             plan = self.build_variant().plan(self.shape())
             try:
+                check_positions(plan, self.nope_layers or ())
                 _plans[of] = with_windows(plan, self.sliding_window, self.windowed_layers())
             except ValueError as error:
                 raise UserError(
-                    f"variant {self.variant!r} with sliding_layers {self.sliding_layers!r}: {error}"
+                    f"variant {self.variant!r} with sliding_layers {self.sliding_layers!r} and nope_layers "
+                    f"{self.nope_layers!r}: {error}"
                 ) from None
         return _plans[of]

@@ -5,9 +5,10 @@ This module imports neither torch nor transformers, so that a training configura
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from ..core.plan import Plan
 from ..errors import did_you_mean
 
 CHOICES = {
@@ -68,6 +69,44 @@ def form_problems(form: Any) -> list[str]:
                 f"{form.mlp_bias}; set mlp to 'gated' and mlp_bias to false, or num_experts to 0"
             )
     return problems
+
+
+# Fields of the model's config alone: converted models have them, training configurations do not.
+HOST_CHOICES = {"qk_norm_over": ("head", "all"), "norm_placement": ("pre", "post")}
+
+
+def host_problems(form: Any) -> list[str]:
+    """What is wrong with the fields that only a `ResFormerConfig` has, one line each."""
+    problems = [
+        f"{name} is {got!r}{did_you_mean(str(got), valid)} (expected {' or '.join(valid)})"
+        for name, valid in HOST_CHOICES.items()
+        if (got := getattr(form, name)) not in valid
+    ]
+    layers, total = form.nope_layers or (), form.num_hidden_layers
+    if any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= total for n in layers):
+        problems.append(f"nope_layers is {list(layers)}; the model has layers 1 to {total}")
+    elif layers and form.position_embedding != "rope":
+        problems.append(
+            f"nope_layers is {list(layers)}, but position_embedding is {form.position_embedding!r}, which turns no "
+            "queries and keys; leave one of them out"
+        )
+    return problems
+
+
+def check_positions(plan: Plan, nope_layers: Collection[int]) -> None:
+    """Refuse layers that attend to stored keys of another layer where only one of the two is turned by positions.
+
+    Raises:
+        ValueError: naming two such layers.
+    """
+    for row in plan:
+        for read in row.reads:
+            stored_key = read.what == "key" and read.state == "stored"
+            if stored_key and (row.layer in nope_layers) != (read.layer in nope_layers):
+                raise ValueError(
+                    f"layer {row.layer} attends to keys of layer {read.layer}, but only one of them is among "
+                    "nope_layers; let both be, or none"
+                )
 
 
 def activation_problems(name: str) -> list[str]:

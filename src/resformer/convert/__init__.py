@@ -1,0 +1,1 @@
+"""Value residual for models that exist: patches for stock models of transformers, and conversion to ours."""
