@@ -14,7 +14,7 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || t
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compare test test-all lint format test-versions bench bench-data bench-pairs bench-variants docs clean
+.PHONY: help install compare test test-all lint format test-versions test-vllm bench bench-data bench-pairs bench-variants docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ format: $(DEV)  ## rewrite files as `make lint` wants them
 
 test-versions:  ## model, contract and generation tests with the oldest and newest supported transformers, in throw-away environments
 	PYTHON=$(PYTHON) bash .ci/test-versions
+
+test-vllm:  ## the plug-in in vLLM's build for CPUs, in a throw-away environment (3.5 GB)
+	PYTHON=$(PYTHON) bash .ci/test-vllm
 
 bench: $(DEV)  ## speed and memory of a training step against other libraries, side by side (half an hour)
 	$(BIN)/python benchmarks/train_step.py peers --json-file benchmarks/results/step-cpu.json
