@@ -16,6 +16,7 @@ from synthetic import less, pairs, sparse_layers, variants, write_suite
 from resformer.experiments.chart import FAINT, SLOTS
 from resformer.experiments.report_claims import on_of, unit, what
 from resformer.experiments.report_curves import slots
+from resformer.experiments.results import SEED_NOISE_NATS
 from resformer.experiments.tables_dots import is_sweep, order
 from resformer.experiments.terminal import print_results
 
@@ -221,7 +222,7 @@ def test_one_seed_decides_no_claim_and_says_which_way_it_points(many: Found) -> 
     _, page, results = many
     assert results["verdicts"] == {"not held": 0, "undecided": 4, "held": 0, "not run": 0}
     assert [claim["points"] for claim in results["claims"]] == ["as claimed", "as claimed", "against", "as claimed"]
-    assert "points against; less than the 0.03 nats that another seed may change" in page.text
+    assert f"points against; less than the {SEED_NOISE_NATS} nats that another seed may change" in page.text
     assert next(one for one in results["paper"] if one["run"] == "last_3")["agrees"] == "open"
     assert "points the same way" in page.text
     assert "no claim can be held or refuted" in page.text
