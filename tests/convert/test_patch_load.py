@@ -144,6 +144,11 @@ def test_parts_of_a_model_are_patched_and_loaded_by_themselves(tmp_path: Path) -
         assert torch.equal(one(**ids).logits, model(**ids).logits)
         assert torch.equal(both.get_image_features(given["pixel_values"]).last_hidden_state, features)
         assert not torch.equal(one.get_image_features(given["pixel_values"]).last_hidden_state, features)
+    resformer.unpatch(both.model.vision_tower)
+    assert not hasattr(both.config.vision_config, "resformer_patch")
+    assert both.config.text_config.resformer_patch["variant"] == "learnable"
+    resformer.unpatch(both)
+    assert "resformer_patch" not in json.dumps(both.config.to_dict())
 
 
 def test_the_record_is_written_where_the_config_is(tmp_path: Path) -> None:

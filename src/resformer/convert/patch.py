@@ -106,9 +106,10 @@ def unpatch(model: Model) -> Model:
         for name in (POLICY_NAME, COEFFICIENTS_NAME):
             if name in dict(module.named_children()):
                 delattr(module, name)
-    config = config_of(model)
-    if hasattr(config, RECORD):
-        delattr(config, RECORD)
+    for part in model.modules():  # a model of several parts has a config for each
+        config: Any = getattr(part, "config", None)
+        if hasattr(config, RECORD):
+            delattr(config, RECORD)
     return model
 
 
