@@ -1,4 +1,4 @@
-"""One thread: two of them wait for each other on models this small. Makes the helpers importable."""
+"""One thread: two of them wait for each other on models this small. Makes the modules beside the tests importable."""
 
 from __future__ import annotations
 

@@ -171,9 +171,14 @@ def test_a_forward_pass_inside_another_does_not_mix() -> None:
     assert torch.equal(got[1], families.logits(model, inside))
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("where", ["self_attn.v_proj", "self_attn.o_proj", "self_attn", "mlp"])
-def test_an_error_in_the_middle_leaves_nothing_behind(where: str, streams: list[weakref.ref[Any]]) -> None:
-    model = patched("llama", "neutreno")
+def test_an_error_in_the_middle_leaves_nothing_behind(
+    where: str, checkpointed: bool, streams: list[weakref.ref[Any]]
+) -> None:
+    model = patched("llama", "neutreno").train()
+    if checkpointed:
+        families.checkpointing(model)
     given = families.inputs(model)
     expected = families.logits(model, given)
 
@@ -226,6 +231,22 @@ def test_other_ways_to_checkpoint_are_exact_too(name: str, variant: str) -> None
     sum(families.loss(wrapped, each) for each in given).backward()
     for parameter, gradient in families.gradients(wrapped).items():
         assert torch.equal(gradient, wanted[parameter.replace("_checkpoint_wrapped_module.", "")]), parameter
+
+
+def test_recomputation_in_another_thread() -> None:
+    """As on an accelerator, whose backward passes run in threads of their own."""
+    model = patched("llama", "neutreno").train()
+    given = [families.inputs(model, seed=n) for n in (1, 2)]
+    sum(families.loss(model, each) for each in given).backward()
+    wanted = families.gradients(model)
+    families.checkpointing(model)
+    total = sum(families.loss(model, each) for each in given)
+    thread = threading.Thread(target=total.backward)
+    thread.start()
+    thread.join()
+    got = families.gradients(model)
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(gradient, wanted[parameter]) for parameter, gradient in got.items())
 
 
 def test_second_derivatives_through_a_checkpoint() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import patch_families as families
@@ -12,6 +13,11 @@ from torch import Tensor
 
 import resformer
 from resformer import ResFormerConfig, ResFormerForCausalLM
+from resformer.convert.patch import lambda_names
+from resformer.core import registry
+from resformer.core.plan import Row
+from resformer.core.policy import Policy, Shape
+from resformer.core.residual import SourceForm
 
 Mix = Callable[[int, Tensor, list[Tensor]], Tensor]
 
@@ -141,7 +147,7 @@ def test_a_patched_llama_is_our_model_of_that_variant(variant: str, options: dic
     sizes = {name: value for name, value in families.DECODER.items() if not name.endswith("token_id")}
     config = ResFormerConfig(**sizes, rms_norm_eps=1e-6, variant=variant, variant_options=options)
     with torch.no_grad():
-        for name in resformer.convert.patch.lambda_names(model):
+        for name in lambda_names(model):
             model.get_parameter(name).add_(0.1 * torch.randn(model.get_parameter(name).shape))
     ours = ResFormerForCausalLM(config).eval()
     ours.load_state_dict(model.state_dict())
@@ -153,6 +159,38 @@ def test_a_patched_llama_is_our_model_of_that_variant(variant: str, options: dic
     wanted = families.gradients(ours)
     for name, gradient in families.gradients(model).items():
         torch.testing.assert_close(gradient, wanted[name], atol=1e-4, rtol=1e-3, msg=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(SourceForm):
+    """V_n + share V_1^2, which nobody needs."""
+
+    share: float = 0.5
+
+    def policy(self, row: Row, shape: Shape) -> Policy | None:
+        return SquaredPolicy(self.share) if row.mixes else None
+
+
+class SquaredPolicy(Policy):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def mix(self, own: Any, reads: Any, hidden: Tensor, coefficients: Any) -> Tensor:
+        return own + self.share * reads[0] ** 2
+
+
+def test_a_variant_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {name: registry.get(name) for name in registry.names()})
+    resformer.register_variant("squared")(Squared)
+    model = resformer.patch(families.build("llama"), variant="squared", variant_options={"share": 0.25})
+    given = families.inputs(model)
+
+    def mix(weights: dict[str, Tensor]) -> Mix:
+        return lambda n, own, values: own if n == 1 else own + 0.25 * values[0] ** 2
+
+    expected, _ = reference(model, given["input_ids"], mix)
+    torch.testing.assert_close(families.logits(model, given).double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_in_bf16_lambdas_stay_fp32_and_the_values_bf16() -> None:

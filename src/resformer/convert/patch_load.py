@@ -8,7 +8,6 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..core.policy import LAMBDA_NAMES
 from ..errors import UserError
 from .patch import RECORD, VERSION, install
 
@@ -42,11 +41,10 @@ def load_patched(
         base.__init__(self, config, *args, **more)
         _patch_again(self)
 
-    # Patched inside its own __init__, so that from_pretrained knows the lambdas and brings them where they belong. The
-    # class has the stock one's name, by which transformers finds what it knows about it, and is gone afterwards.
-    strict = {*(base._keep_in_fp32_modules_strict or ()), *LAMBDA_NAMES}
-    body = {"__init__": init, "_keep_in_fp32_modules_strict": strict}
-    body |= {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    # Patched inside its own __init__, so that from_pretrained knows the lambdas: it brings them where they belong, in
+    # the dtype that they have there. The class has the stock one's name, by which transformers finds what it knows
+    # about it, and is gone afterwards.
+    body = {"__init__": init, "__module__": base.__module__, "__qualname__": base.__qualname__}
     loader: Any = type(base.__name__, (base,), body)
     ours = {"config": config, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
