@@ -15,6 +15,7 @@ from resformer.commands.corpus import data_inspect, data_prepare
 from resformer.commands.generate import generate
 from resformer.commands.lambdas import analyze_lambdas
 from resformer.commands.models import evaluate
+from resformer.commands.recovery import recovery
 from resformer.commands.runs import export, train, watch
 from resformer.commands.suites import suite_index, suite_list, suite_report, suite_run, suite_status
 from resformer.commands.variants import check_variant, plan
@@ -32,6 +33,7 @@ COMMANDS: dict[str, shell.Command] = {
     "analyze": analyze,
     "analyze-lambdas": analyze_lambdas,
     "convert": convert,
+    "recovery": recovery,
     "suite list": suite_list,
     "suite run": suite_run,
     "suite status": suite_status,

@@ -48,6 +48,7 @@ def model_config(
     from resformer.models.sizes import SIZES
     from resformer.recipes import names, unknown
     from resformer.train import build
+    from resformer.train.adopt import adopted
     from resformer.train.config import Config
     from resformer.train.configure import configure, edit
 
@@ -58,7 +59,7 @@ def model_config(
     elif name not in names():
         raise unknown(name, [*names(), *SIZES])
     else:
-        chosen = run_config(name, file=config, overrides=overrides, flags=flags)
+        chosen = adopted(run_config(name, file=config, overrides=overrides, flags=flags))
     return build.model_config(chosen, vocab_size=chosen.model.vocab_size or DEFAULT_VOCAB_SIZE)
 
 

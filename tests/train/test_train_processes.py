@@ -118,6 +118,19 @@ def test_muon_on_sharded_matrices(config: Config, tmp_path: Path) -> None:
     assert_close_runs(tmp_path / "one", tmp_path / "two", tolerance=1e-4)  # it computes in bf16
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_distillation_and_morphing(config: Config, whole_run: Path, tmp_path: Path, layout: str) -> None:
+    count, changes = LAYOUTS[layout]
+    how = {"uptrain.source": str(whole_run), "uptrain.kl": 0.5, "uptrain.morph_steps": 6, "optim.lambda_lr_scale": 0.0}
+    alone = short(config, "learnable", **how)
+    train(alone, tmp_path / "one")
+    train_in(count, edit(alone, changes), tmp_path / "many")
+    assert_close_runs(tmp_path / "one", tmp_path / "many")
+    rows = comparable(tmp_path / "many")
+    assert all("kl" in row for row in rows if row["split"] == "train")
+    assert {row["split"] for row in rows if row["step"] == 0} == {"source", "validation", "lambdas"}
+
+
 def test_checkpointing_and_background_saves(config: Config, tmp_path: Path) -> None:
     alone = short(config, "learnable", **{"train.checkpoint_every": 3})
     train(alone, tmp_path / "one")

@@ -140,6 +140,32 @@ def loss_against(runs: Sequence[RunCurves], what: Against, *, window: int | None
 
 
 @styled
+def recovered(runs: Sequence[RunCurves]) -> Drawing | None:
+    """Loss above that of the model that each run's was made from, over training tokens; runs that do not know theirs
+    are left out.
+    """
+    figure, (panel,) = style.panels(1)
+    table: list[list[Any]] = []
+    drawn: list[tuple[str, dict[str, Any]]] = []
+    for index, run in enumerate(runs):
+        if run.source_loss is None or not len(run.validation["step"]):
+            continue
+        x, loss = run.against("tokens", "validation")
+        panel.plot(x, loss - run.source_loss, **style.look(index), markevery=_marks(len(x)))
+        drawn.append((run.name, style.look(index)))
+        table += [[run.name, *point] for point in np.stack([x, loss, loss - run.source_loss], axis=1).tolist()]
+    if not drawn:
+        return None
+    panel.axhline(0.0, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    style.amounts(panel, "x")
+    panel.set_xlabel(_UNITS["tokens"][0])
+    panel.set_ylabel("nats/token above source")
+    style.legend(figure, [name for name, _ in drawn], looks=[look for _, look in drawn])
+    columns = ("model", "tokens", "loss", "above_source")
+    return Drawing(name="recovered", figure=figure, columns=columns, table=table)
+
+
+@styled
 def gradient_norms(runs: Sequence[RunCurves], *, window: int | None = None) -> Drawing | None:
     """Smoothed norms of the watched parameters' gradients over the step, a panel a parameter, at most six."""
     names = sorted({name for run in runs for name in run.gradient_norms})[:_MOST_PANELS]

@@ -23,6 +23,8 @@ Against = Literal["steps", "tokens", "flops", "hours"]
 
 PAPER_WINDOW = 100
 """Steps of the moving average in the paper's relative-loss figures; its text says 10 or 100."""
+_SPLITS = ("train", "validation", "lambdas", "source")
+_BY_DOMAIN = ("validation", "source")
 _FORWARD_AND_BACKWARD = 3  # a training token costs so many forward passes
 
 
@@ -30,7 +32,8 @@ _FORWARD_AND_BACKWARD = 3  # a training token costs so many forward passes
 class RunCurves:
     """What a run wrote about itself. train and validation (mean of domains): column -> numbers by row; a column that a
     row lacks is NaN there. lambdas: rows {"step", "layers", "first", "own"}. gradient_norms: parameter -> norms by
-    training row (`track.gradient_norms`). flops_per_token: forward.
+    training row (`track.gradient_norms`). flops_per_token: forward. source_loss: of the model that the run's was
+    made from.
     """
 
     name: str
@@ -42,6 +45,7 @@ class RunCurves:
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flops_per_token: float | None = None
     layers: int | None = None
+    source_loss: float | None = None
 
     def against(self, what: Against, split: Literal["train", "validation"] = "train") -> tuple[Floats, Floats]:
         """(x, loss) with x in steps, training tokens, FLOPs (three forward passes a token) or hours of training steps.
@@ -81,13 +85,13 @@ def read_run(run: Path | str, name: str | None = None) -> RunCurves:
     """
     path = Path(run)
     rows = read_rows(path / "metrics.jsonl")
-    by_split: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}, "lambdas": {}}
+    by_split: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in _SPLITS}
     for row in rows:
         split, step = row.get("split"), row.get("step")
         whole = isinstance(step, int) and not isinstance(step, bool)
-        if whole and split in by_split and (split != "validation" or row.get("domain") == "all"):
+        if whole and split in by_split and (split not in _BY_DOMAIN or row.get("domain") == "all"):
             by_split[split][int(step)] = row  # type: ignore[arg-type]
-    train, validation, lambdas = ([found[step] for step in sorted(found)] for found in by_split.values())
+    train, validation, lambdas, source = ([found[step] for step in sorted(found)] for found in by_split.values())
     environment, config = read_json(path / "environment.json"), _toml(path / "config.toml")
     accounting = environment.get("accounting")
     flops = accounting.get("flops_per_token") if isinstance(accounting, dict) else None
@@ -102,6 +106,7 @@ def read_run(run: Path | str, name: str | None = None) -> RunCurves:
         config=config,
         flops_per_token=float(flops) if isinstance(flops, int | float) else None,
         layers=layers if isinstance(layers, int) else None,
+        source_loss=_number(source[-1].get("loss")) if source else None,
     )
 
 

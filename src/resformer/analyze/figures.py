@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resformer.analyze.axes import Drawing, save
-from resformer.analyze.curve_figures import gradient_norms, loss_against, relative_losses
+from resformer.analyze.curve_figures import gradient_norms, loss_against, recovered, relative_losses
 from resformer.analyze.curves import Against, RunCurves
 from resformer.analyze.layer_figures import LAYER_FIGURES, Measured, by_layer, by_position, spectrum
 from resformer.analyze.maps import gate_map, lambda_map, lambdas_of, own_value_similarity
@@ -70,6 +70,7 @@ def drawings(
     if runs:
         yield from _there(relative_losses(runs, baseline=baseline))
         yield from _there(gradient_norms(runs))
+        yield from _there(recovered(runs))
         for what in COSTS:
             yield from _there(loss_against(runs, what))
 

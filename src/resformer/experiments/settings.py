@@ -47,7 +47,15 @@ WITHOUT_EFFECT = (
 # Keys that came after the first recorded runs, with the value that says what runs did before they existed: at it they
 # do not enter the id, so that recorded runs are found again. (A test holds the ids of recorded runs; it fails for a new
 # key that is missing here.)
-ADDED_KEYS: Mapping[str, object] = {"model.attention_bias": False}
+ADDED_KEYS: Mapping[str, object] = {
+    "model.attention_bias": False,
+    "model.from_init": False,
+    "model.config_json": None,
+    "uptrain.source": None,
+    "uptrain.kl": 0.0,
+    "uptrain.temperature": 1.0,
+    "uptrain.morph_steps": 0,
+}
 ADDED_OPTIONS: Mapping[tuple[str, str], object] = {}  # (variant, option), likewise
 
 

@@ -21,6 +21,7 @@ _RECIPES = {
     "tiny": "tiny",
     "mini": "mini",
     "small": "small",
+    "uptrain": "uptrain",
     **{f"paper_{size}": "paper" for size in _PAPER},
 }
 

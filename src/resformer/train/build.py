@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,9 +30,14 @@ def model_config(
             f"model.vocab_size {m.vocab_size} is smaller than the data's vocabulary {vocab_size}; "
             "raise it, or set it to none"
         )
+    if m.config_json is not None:
+        whole = json.loads(m.config_json)
+        whole |= {} if m.attention == "auto" else {"attn_implementation": m.attention}
+        return ResFormerConfig(**whole)
     # Every key of the section is a field of the same name, but for these.
     fields = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
     attention, rope_theta = fields.pop("attention"), fields.pop("rope_theta")
+    del fields["from_init"], fields["config_json"]
     fields["vocab_size"] = m.vocab_size or vocab_size
     fields["max_position_embeddings"] = config.max_position_embeddings
     described = ResFormerConfig(

@@ -8,6 +8,7 @@ from typing import Any
 from resformer.models import ResFormerConfig
 from resformer.models.accounting import account
 from resformer.train.config import Config
+from resformer.train.recovery import recovery_of
 
 _LOAD = """\
 import resformer  # pip install resformer; makes the Auto classes know the architecture
@@ -58,22 +59,45 @@ A decoder-only language model with value residual learning (arXiv 2410.17897), v
 
 ## Training
 
-{length}, {tokens:,} tokens, {config.train.batch_size} x {config.data.sequence_length} tokens a step, AdamW,
-seed {config.train.seed}, peak learning rate {config.optim.lr:g}, {config.train.dtype}. Versions: {_versions(facts)}.
+{_start(config)}{length}, {tokens:,} tokens, {config.train.batch_size} x {config.data.sequence_length} tokens a step,
+AdamW, seed {config.train.seed}, peak learning rate {config.optim.lr:g}, {config.train.dtype}.
+Versions: {_versions(facts)}.
 
 Data: {_data(facts, config)}.
 Fingerprint of tokenizer and token shards: `{facts["data"]["fingerprint"]}`.
 
 ## Validation
 
-{_table(rows, step)}
+{_table(rows, step)}{_recovered(rows, facts, step)}
 
 ## What this is not
 
-A base model from a single run with one seed{_small(tokens, costs.parameters)}. It follows no instructions,
-was not filtered or aligned, repeats what its training text says, and was measured on held-out text of the same corpus
-only.
+{_limits(config, tokens, costs.parameters)}
 """
+
+
+def _recovered(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], step: int) -> str:
+    """What came back of what a conversion cost, in a run that knows its source."""
+    found = recovery_of([row for row in rows if row["step"] <= step], facts.get("accounting", {}))
+    return "" if found is None else f"\n\nAgainst the model that this one was made from: {found.line()}."
+
+
+def _limits(config: Config, tokens: int, parameters: int) -> str:
+    if config.model.from_init:
+        return (
+            "Trained on from another model, in a single run with one seed: what that model cannot do, and what its\n"
+            "licence says, holds for this one too. It was measured on held-out text of this run's corpus only;\n"
+            "whatever else the other model was good at (instructions, languages, code) may have been lost."
+        )
+    return (
+        f"A base model from a single run with one seed{_small(tokens, parameters)}. It follows no instructions,\n"
+        "was not filtered or aligned, repeats what its training text says, and was measured on held-out text of the\n"
+        "same corpus only."
+    )
+
+
+def _start(config: Config) -> str:
+    return "" if config.train.init_from is None else f"Started from the weights of `{config.train.init_from}`. "
 
 
 def _versions(facts: Mapping[str, Any]) -> str:

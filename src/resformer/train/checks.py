@@ -104,6 +104,23 @@ def _start_lr(config: Config) -> str | None:
     return f"optim.start_lr {config.optim.start_lr:g} is over optim.lr {config.optim.lr:g}; a warm-up rises"
 
 
+@_rule("uptrain.kl", "uptrain.source")
+def _distillation(config: Config) -> str | None:
+    if config.uptrain.kl == 0 or config.uptrain.source is not None:
+        return None
+    return f"uptrain.kl is {config.uptrain.kl:g}, but there is no uptrain.source to distil from; name the model"
+
+
+@_rule("uptrain.morph_steps", "optim.lambda_lr_scale")
+def _morphing(config: Config) -> str | None:
+    if config.uptrain.morph_steps == 0 or config.optim.lambda_lr_scale == 0:
+        return None
+    return (
+        f"uptrain.morph_steps {config.uptrain.morph_steps} sets l1 and l2, which the optimizer would move as well; "
+        "set optim.lambda_lr_scale=0"
+    )
+
+
 @_rule("train.keep_every", "train.checkpoint_every")
 def _keep_every(config: Config) -> str | None:
     every, saved = config.train.keep_every, config.train.checkpoint_every

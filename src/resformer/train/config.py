@@ -98,6 +98,11 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """Attention implementation; auto = sdpa, unless the variant needs attention weights (eager)."""
+    from_init: bool = False
+    """The model is the one of train.init_from, whole: sizes, variant, options, and what has no key here. The other keys
+    of this section, but for attention, are then filled in from there."""
+    config_json: Text | None = None
+    """Filled in by from_init: the config.json of that model, so that the run needs it no more."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -216,6 +221,22 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class UptrainConfig:
+    """Training a converted model on: what it has to come back to, and how it gets there."""
+
+    source: Text | None = None
+    """The model that it was made from: a directory, run or hub name, any causal LM with the same vocabulary. It and the
+    model as it starts are scored before the first step, so that the run can say what came back."""
+    kl: Share = 0.0
+    """Distillation: share of KL(source || model) per token in the objective, the rest is cross-entropy; 0 = none."""
+    temperature: Positive = 1.0
+    """Both distributions of the KL are softened by it, and the KL is multiplied by its square."""
+    morph_steps: Whole = 0
+    """Steps over which the mixing layers of `learnable` go from their own values to those of layer 1, in a straight
+    line; the result can become an `svformer`. 0 = they are trained, or frozen, as the rest says."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrackConfig:
     """What is shown while it runs."""
 
@@ -241,6 +262,7 @@ class Config:
     data: DataConfig = Field(default_factory=DataConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
+    uptrain: UptrainConfig = Field(default_factory=UptrainConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     track: TrackConfig = Field(default_factory=TrackConfig)
 
@@ -287,6 +309,7 @@ SECTIONS: Mapping[str, type] = {
     "data": DataConfig,
     "train": TrainConfig,
     "optim": OptimConfig,
+    "uptrain": UptrainConfig,
     "parallel": ParallelConfig,
     "track": TrackConfig,
 }

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch import Tensor
 
+from resformer.convert.morph import morph, share_after
 from resformer.evaluate.loss import Interrupted, evaluate
 from resformer.models.groups import group_of
 from resformer.parallel.wrap import gathered, settle
@@ -23,8 +21,16 @@ from resformer.train.failure import RunFailure, Stopped
 from resformer.train.feed import Feeder
 from resformer.train.incident import is_spike, running_mean, write_incident
 from resformer.train.loss import accumulate
-from resformer.train.metrics import MetricsLog, NoLog
-from resformer.train.optim import clip_gradients, gradient_norms, norms_by_group, set_learning_rate, watched
+from resformer.train.metrics import MetricsLog, NoLog, score_rows
+from resformer.train.optim import (
+    clip_gradients,
+    finite,
+    gradient_norms,
+    norms_by_group,
+    parameters_of,
+    set_learning_rate,
+    watched,
+)
 from resformer.train.progress import Reporter, Silent
 from resformer.train.saver import Saver
 from resformer.train.setup import Parts, epochs_note
@@ -46,7 +52,7 @@ class Reading:
     first_sample: int
     lr: float
     numbers: Tensor
-    """Loss and norm of the gradient."""
+    """Loss and norm of the gradient; the KL divergence from the source, where there is a teacher."""
     norms: Tensor
     """Of each parameter's gradient."""
     started: float
@@ -128,6 +134,8 @@ class Fit:
         torch.manual_seed(draw_seed(train.seed, step, self.ranks.rank))
         rows = feeder.take(state.samples, more=step < self.steps)
         lr = set_learning_rate(self.parts.optimizers, self.config.optim, step=step, steps=self.steps)
+        if morphing := self.config.uptrain.morph_steps:
+            morph(self.parts.model, share_after(step, morphing))
         with autocast(self.config, self.ranks.device):
             loss = accumulate(
                 self.parts.model,
@@ -137,7 +145,8 @@ class Fit:
                 positions_BT=rows.positions,
                 count=rows.count,
                 ranks=self.ranks,
-            )
+                teacher=self.parts.teacher,
+            ).reshape(-1)
         norms = gradient_norms(self.parameters)
         norm = clip_gradients(self.parameters, norms, self.config.optim.grad_clip)
         reading = Reading(
@@ -146,7 +155,7 @@ class Fit:
             loss_tokens=rows.count,
             first_sample=state.samples,
             lr=lr,
-            numbers=torch.stack([loss.detach().float(), norm.detach().float()]),
+            numbers=torch.stack([part.detach().float() for part in (loss[0], norm, *loss[1:])]),
             norms=norms,
             started=started,
         )
@@ -179,7 +188,7 @@ class Fit:
         reading, self.unread = self.unread, None
         if reading is None:
             return
-        loss, norm = reading.numbers.tolist()
+        loss, norm, *kl = reading.numbers.tolist()
         now = time.perf_counter()
         seconds, self.read_at = now - max(reading.started, self.read_at), now
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -196,6 +205,8 @@ class Fit:
             "seconds": seconds,
             **self.usage.fields(speed),
         }
+        if kl:
+            row["kl"] = kl[0]
         if reading.loss_tokens is not None:
             row["loss_tokens"] = reading.loss_tokens
         if self.watched:
@@ -206,7 +217,7 @@ class Fit:
 
     def judge(self, reading: Reading, state: TrainState) -> tuple[bool, float]:
         """Whether to leave a step out, and the running mean of the norm. Waits for the device."""
-        loss, norm = reading.numbers.tolist()
+        loss, norm = reading.numbers.tolist()[:2]
         train, mean = self.config.train, state.norm_mean
         if math.isfinite(loss) and math.isfinite(norm):
             if not is_spike(norm, mean, factor=train.spike_factor, steps=state.step - state.skipped):
@@ -268,20 +279,11 @@ class Fit:
 
     def validate(self, state: TrainState) -> TrainState:
         """Score the validation text and write the rows; when a stop comes in between, leave it to the resumed run."""
-        config, parts = self.config, self.parts
+        parts, source = self.parts, None
         try:
-            with autocast(config, self.ranks.device):
-                scores = evaluate(
-                    parts.model,
-                    parts.dataset,
-                    sequence_length=config.data.sequence_length,
-                    batch_size=parts.micro_batch_size,
-                    max_tokens=config.train.validation_tokens,
-                    document_mask=config.data.document_mask,
-                    device=self.ranks.device,
-                    stop=lambda: bool(self.ranks.agree(self.stop.number)[0]),
-                    ranks=self.ranks,
-                )
+            if state.step == 0 and parts.source.model is not None:
+                source = self.scores(parts.source.model)
+            scores = self.scores(parts.model)
         except Interrupted:
             return replace(state, pending_validation=True)
         finally:
@@ -293,17 +295,11 @@ class Fit:
                     "start again with a lower optim.lr"
                 )
             )
-        mean = {
-            "loss": scores["loss"],
-            "bits_per_byte": scores["bits_per_byte"],
-            "tokens": sum(d["tokens"] for d in scores["domains"].values()),
-        }
-        rows: list[dict[str, Any]] = [
-            {"split": "validation", "domain": domain, "step": state.step}
-            | {key: values[key] for key in mean}
-            | {"train_tokens": state.tokens}
-            for domain, values in [*scores["domains"].items(), ("all", mean)]
-        ]
+        rows = score_rows("validation", scores, step=state.step, tokens=state.tokens)
+        if parts.teacher is None:
+            parts.source.model = None
+        if source is not None:
+            rows = [*score_rows("source", source, step=state.step, tokens=state.tokens), *rows]
         small = [name for name, parameter in parts.model.named_parameters() if group_of(name, parameter) == "lambdas"]
         with gathered(parts.model, small):
             lambdas = parts.model.lambda_map()
@@ -311,9 +307,30 @@ class Fit:
             rows.append({"split": "lambdas", "step": state.step, **lambdas})
         self.log.write(*rows)
         self.reporter.note(
-            f"step {state.step}: validation loss {mean['loss']:.4f}, {mean['bits_per_byte']:.4f} bits per byte"
+            f"step {state.step}: validation loss {scores['loss']:.4f}, {scores['bits_per_byte']:.4f} bits per byte"
+            + (f"; of uptrain.source {source['loss']:.4f}" if source is not None else "")
         )
         return replace(state, pending_validation=False)
+
+    def scores(self, model: Any) -> dict[str, Any]:
+        """What `evaluate` says of a model on the validation text.
+
+        Raises:
+            Interrupted: a stop came in between.
+        """
+        config = self.config
+        with autocast(config, self.ranks.device):
+            return evaluate(
+                model,
+                self.parts.dataset,
+                sequence_length=config.data.sequence_length,
+                batch_size=self.parts.micro_batch_size,
+                max_tokens=config.train.validation_tokens,
+                document_mask=config.data.document_mask,
+                device=self.ranks.device,
+                stop=lambda: bool(self.ranks.agree(self.stop.number)[0]),
+                ranks=self.ranks,
+            )
 
     def save(self, state: TrainState, *, at_once: bool) -> None:
         """A checkpoint of `state`, whose rows have all been written.
@@ -330,18 +347,6 @@ class Fit:
             )
         state = replace(state, metrics_bytes=self.log.sync(), processes=self.ranks.size)
         self.saver.save(state, self.parts.model, self.parts.optimizers, at_once=at_once)
-
-
-def parameters_of(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
-    """All that is trained, in the order of the groups."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-
-
-def finite(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether all that this process has of the weights is finite. Waits for the device."""
-    own = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
-    sums = torch._foreach_norm([part.detach() for part in own if part.numel()], 1)
-    return bool(torch.stack([s.isfinite() for s in sums]).all()) if sums else True
 
 
 def draw_seed(seed: int, step: int, rank: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from resformer.convert.morph import morph
 from resformer.errors import UserError
 from resformer.evaluate.loading import resolve_device
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
@@ -19,10 +20,12 @@ from resformer.models.accounting import account
 from resformer.parallel import Layout, Ranks, parallelize, processes
 from resformer.parallel.ranks import lost_contact
 from resformer.train import checkpoint, rundir
+from resformer.train.adopt import adopted, check_tokenizer
 from resformer.train.build import build_model, model_config, numerics
 from resformer.train.checkpoint import TrainState
 from resformer.train.checks import effective
 from resformer.train.config import Config
+from resformer.train.distill import distilled_losses
 from resformer.train.environment import versions
 from resformer.train.export import export_run
 from resformer.train.failure import RunFailure, Stopped
@@ -30,17 +33,20 @@ from resformer.train.fit import Fit
 from resformer.train.initial import load_initial
 from resformer.train.loss import batch_losses
 from resformer.train.memory import keep_freed_memory
-from resformer.train.metrics import MetricsLog, NoLog
+from resformer.train.metrics import MetricsLog, NoLog, read_rows
 from resformer.train.optim import build_optimizers, watched
 from resformer.train.progress import Reporter, Silent
+from resformer.train.recovery import recovery_of
 from resformer.train.setup import (
     Parts,
+    Source,
     check_alike,
     check_epochs,
     hold,
     last_validation,
     micro_batch_size,
     open_data,
+    open_source,
     record_resume,
     restore,
     show_plan,
@@ -95,7 +101,7 @@ def train(
         Elsewhere: in all processes but the one that raises one of the above.
     """
     out = Path(out)
-    config, notes = effective(config)
+    config, notes = effective(adopted(config, out if resume else None))
     check_trackers(config)
     if on_change != "refuse" and not resume:
         raise UserError(f"--on-change {on_change} belongs to --resume; give that as well, or leave it away")
@@ -115,7 +121,11 @@ def train(
                 parts, described = _parts(config, out, ranks, notes, resume=resume)
                 held = ranks.together(lambda: hold(out, resume=resume, overwrite=overwrite) if ranks.first else NoLog())
                 with held as log:
-                    state = TrainState(data_fingerprint=parts.dataset.fingerprint, versions=versions())
+                    state = TrainState(
+                        data_fingerprint=parts.dataset.fingerprint,
+                        versions=versions(),
+                        pending_validation=config.uptrain.source is not None,  # of the model as it starts
+                    )
                     changed: dict[str, tuple[Any, Any]] = {}
                     if resume:
                         state, changed = restore(parts, state, notes, change=on_change == "continue")
@@ -153,20 +163,25 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
     in which the others would wait for it.
     """
 
-    def alone() -> tuple[Layout, Any, Any, ResFormerConfig, ResFormerForCausalLM]:
+    def alone() -> tuple[Layout, Any, Any, ResFormerConfig, ResFormerForCausalLM, Any]:
         layout = Layout.of(ranks.size, shard=config.parallel.shard, replicate=config.parallel.replicate)
         micro_batch_size(config, ranks.size)
         dataset, sampler = open_data(config, verify=ranks.local_rank == 0)
+        if not resume:
+            check_tokenizer(config, dataset)
         described = _described(config, dataset)
         model = build_model(config, described, ranks.device)
         if config.train.init_from is not None and not resume:
             load_initial(model, config.train.init_from, report=notes.append)
         if not resume:
             check_epochs(config, sampler)
+        if config.uptrain.morph_steps:
+            morph(model, 0.0)  # complains where there is nothing to morph
         sampler.batch(1)  # what cannot be read stops us before an older run is removed
-        return layout, dataset, sampler, described, model
+        source = open_source(config, described, ranks.device) if config.uptrain.source is not None else None
+        return layout, dataset, sampler, described, model, source
 
-    layout, dataset, sampler, described, model = ranks.together(alone)
+    layout, dataset, sampler, described, model, source = ranks.together(alone)
     check_alike(config, dataset, ranks)
     parallelize(
         model,
@@ -174,12 +189,19 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         layout,
         checkpointing=config.train.checkpointing,
         compile=config.train.compile,
-        methods=(batch_losses,),
+        methods=(batch_losses, distilled_losses),
     )
     optimizers = ranks.together(lambda: build_optimizers(model, config.optim))
     ranks.together(lambda: watched(optimizers, config.track.gradient_norms))  # complains before anything is written
     parts = Parts(
-        config=config, out=out, ranks=ranks, dataset=dataset, sampler=sampler, model=model, optimizers=optimizers
+        config=config,
+        out=out,
+        ranks=ranks,
+        dataset=dataset,
+        sampler=sampler,
+        model=model,
+        optimizers=optimizers,
+        source=Source(model=source),
     )
     return parts, described
 
@@ -220,6 +242,8 @@ def _run(
             if not complete:
                 ranks.on_first(lambda: export_run(out, overwrite=True, report=reporter.note))
             _, final = ranks.on_first(lambda: last_validation(out))
+            if first and (found := recovery_of(read_rows(out / rundir.METRICS), costs.asdict())):
+                reporter.note(found.line())
             reporter.note(f"done: {steps} steps, validation loss {final['all']['loss']:.4f}; model in {target}")
     except OSError as error:
         where = error.filename or out

@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, C hidden size, V vocabulary, N = B * T rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from resformer.evaluate.loss import kept_apart
 from resformer.parallel import Ranks
 from resformer.parallel.wrap import synchronise
+from resformer.train.distill import IGNORED, Teacher, distilled_losses
 from resformer.train.reduced_loss import reduced_nll
 
 # Rows of logits at a time on the CPU: 512 x 4,096 fp32 (8 MB) stay in the cache. Head and loss of 4,096 tokens, forward
 # and backward, take 0.25 s of one core so, against 0.42 s with whole logits (C = 128).
 CPU_CHUNK_ROWS = 512
-IGNORED = -100
 
 
 def summed_nll(
@@ -65,6 +66,7 @@ def accumulate(
     positions_BT: Tensor | None = None,
     count: int | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+    teacher: Teacher | None = None,
 ) -> Tensor:
     """Add the gradients of the mean loss over all counted tokens of the global batch; return that loss (nats a token).
 
@@ -83,6 +85,7 @@ def accumulate(
         positions_BT: positions of the inputs, which restart where another document begins; none = one document a row.
         count: how many targets count in the global batch; none = ask device and processes.
         ranks: the processes.
+        teacher: whom to distil from as well. Then `[2]` is returned: the cross-entropy, and t^2 KL, per token.
     """
     if count is not None:
         count = max(1, count)  # where nothing counts the sum is 0
@@ -90,22 +93,32 @@ def accumulate(
         count = ranks.size * tokens_BT1[:, 1:].numel()
     else:
         count = int(ranks.sums(float(mask_BT.sum()))[0])
-    total = torch.zeros((), device=tokens_BT1.device)
-    losses = getattr(model, "batch_losses", None) or functools.partial(batch_losses, model)
+    total = torch.zeros(() if teacher is None else (2,), device=tokens_BT1.device)
+    losses = _losses(model, teacher)
     for start in range(0, len(tokens_BT1), micro_batch_size):
         rows = slice(start, start + micro_batch_size)
         if ranks.size > 1:
             synchronise(model, start + micro_batch_size >= len(tokens_BT1))
-        nll, balance = losses(
+        objective, balance, *sums = losses(
             tokens_BT1[rows],
             mask_BT[rows] if mask_BT is not None else None,
             positions_BT[rows] if positions_BT is not None else None,
         )
-        part = nll / count
+        part = objective / count
         share = len(tokens_BT1[rows]) / len(tokens_BT1) / ranks.size
         (part if balance is None else part + balance * share).backward()
-        total += part.detach()
+        total += sums[0] / count if sums else part.detach()
     return ranks.total(total)
+
+
+def _losses(model: Any, teacher: Teacher | None) -> Callable[..., tuple[Any, ...]]:
+    """`batch_losses` or `distilled_losses` of the model, as its method where it has one."""
+    function = batch_losses if teacher is None else functools.partial(distilled_losses, teacher=teacher)
+    name = batch_losses.__name__ if teacher is None else distilled_losses.__name__
+    method = getattr(model, name, None)
+    if method is None:
+        return functools.partial(function, model)
+    return method if teacher is None else functools.partial(method, teacher=teacher)
 
 
 def _linear_nll(hidden_NC: Tensor, head: nn.Linear, targets_N: Tensor) -> Tensor:

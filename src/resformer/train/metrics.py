@@ -16,6 +16,20 @@ TIMING_FIELDS = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
 """Fields that differ between two runs that are otherwise equal to the bit."""
 
 
+def score_rows(split: str, scores: Mapping[str, Any], *, step: int, tokens: int) -> list[dict[str, Any]]:
+    """Rows of what `evaluate` found after `step` steps and `tokens` training tokens: one a domain, and "all", their
+    mean.
+    """
+    scored = sum(d["tokens"] for d in scores["domains"].values())
+    everything = {"loss": scores["loss"], "bits_per_byte": scores["bits_per_byte"], "tokens": scored}
+    return [
+        {"split": split, "domain": domain, "step": step}
+        | {key: values[key] for key in everything}
+        | {"train_tokens": tokens}
+        for domain, values in [*scores["domains"].items(), ("all", everything)]
+    ]
+
+
 class MetricsLog:
     """The open file of one run. Holding it keeps a second process out of the run directory."""
 

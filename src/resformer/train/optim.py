@@ -106,6 +106,18 @@ def _split(groups: list[dict[str, Any]], scale: float) -> tuple[list[dict[str, A
     return rest, muon
 
 
+def parameters_of(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
+    """All that is trained, in the order of the groups."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def finite(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether all that this process has of the weights is finite. Waits for the device."""
+    own = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    sums = torch._foreach_norm([part.detach() for part in own if part.numel()], 1)
+    return bool(torch.stack([s.isfinite() for s in sums]).all()) if sums else True
+
+
 def set_learning_rate(optimizers: Sequence[Optimizer], optim: OptimConfig, *, step: int, steps: int) -> float:
     """Give every group its learning rate for `step` (from 1) and return the schedule's, that of the matrices."""
     lr = lr_at(

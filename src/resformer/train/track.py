@@ -17,7 +17,7 @@ from resformer.train.config import Config
 from resformer.train.configure import to_tree
 from resformer.train.rundir import TENSORBOARD
 
-TRAIN_FIELDS = ("loss", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "mfu")
+TRAIN_FIELDS = ("loss", "kl", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "mfu")
 VALIDATION_FIELDS = ("loss", "bits_per_byte")
 
 
@@ -33,8 +33,8 @@ def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """What a row says as (name, value): "train/loss", "validation/DOMAIN/loss", "lambdas/first/LAYER"."""
     if row["split"] == "train":
         yield from ((f"train/{name}", row[name]) for name in TRAIN_FIELDS if name in row)
-    elif row["split"] == "validation":
-        yield from ((f"validation/{row['domain']}/{name}", row[name]) for name in VALIDATION_FIELDS)
+    elif row["split"] in ("validation", "source"):
+        yield from ((f"{row['split']}/{row['domain']}/{name}", row[name]) for name in VALIDATION_FIELDS)
     elif row["split"] == "lambdas":
         for kind in ("first", "own"):
             yield from ((f"lambdas/{kind}/{n:02d}", x) for n, x in zip(row["layers"], row[kind], strict=True))
