@@ -84,6 +84,6 @@ $(BASE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) (torch, transformers, test tools; a minute or two)"
-	@$(INSTALL) -e '.[dev,data,eval,serving]'
+	@$(INSTALL) -e '.[dev,data,eval,serving,convert]'
 	@$(COMPILE)
 	@touch $(BASE) $@

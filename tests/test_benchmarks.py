@@ -181,6 +181,33 @@ def test_variants_benchmark_runs_over_all_of_them(
     assert all(f"\n{name} " in out for name in names())
 
 
+def test_documents_scored_by_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoTokenizer
+
+    from resformer import ResFormerConfig, ResFormerForCausalLM
+    from resformer.data import prepare
+
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"number {n} " * (1 + n % 5)}) + "\n" for n in range(60)))
+    data = prepare([str(text)], tmp_path / "data", vocab_size=280, validation_share=0.3, progress=False)
+    for name, seed in (("a", 0), ("b", 1)):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = ResFormerConfig(vocab_size=280, max_position_embeddings=64, eos_token_id=0, **sizes)
+        ResFormerForCausalLM(config).save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(data).save_pretrained(tmp_path / name)
+    uptrain, found = load("uptrain"), tmp_path / "found.json"
+    models = tuple(f"{name}={tmp_path / place}" for name, place in (("one", "a"), ("two", "b"), ("same", "a")))
+    assert uptrain.main(models, data=data, tokens=16, json_file=found) == 0
+    results = json.loads(found.read_text())["models"]
+    assert results["same"]["against"] == {"model": "one", "difference": 0.0, "low": 0.0, "high": 0.0}
+    against = results["two"]["against"]
+    assert against["difference"] == pytest.approx(results["two"]["loss"] - results["one"]["loss"])
+    assert against["low"] < against["difference"] < against["high"]
+    assert results["one"]["tokens"] <= 16 * results["one"]["documents"]
+    assert uptrain.main(("nameless",), data=data) == 2 and "expected NAME=MODEL" in capsys.readouterr().err
+
+
 def test_only_chosen_variants(variants: ModuleType) -> None:
     assert variants.chosen_variants("gated, learnable,gated,transformer") == ["gated", "learnable"]
     with pytest.raises(UserError, match="did you mean 'gated'"):

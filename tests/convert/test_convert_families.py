@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from convert_models import ids, make, random_fields
+from convert_models import BIASES, ROPES, SEEDS, WINDOWED, ids, make, moved, our_fields, random_fields
 from transformers import AutoConfig, PreTrainedConfig
 
+from resformer import ResFormerConfig, ResFormerForCausalLM
 from resformer.convert import families, weights
 from resformer.convert.back import plain_config, to_plain
 from resformer.convert.check import logits
@@ -29,7 +30,7 @@ EXACT = (
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_models_compute_the_same(family, seed):
     theirs = make(family, seed)
     variant, options = EXACT[seed % len(EXACT)]
@@ -50,6 +51,46 @@ def test_random_models_compute_the_same(family, seed):
     before, after = theirs.config.to_dict(), back.config.to_dict()
     named = ("architectures", "dtype")  # which a config in memory has not
     assert {key: value for key, value in before.items() if after[key] != value and key not in named} == {}
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_twelve_meet_all_that_a_family_allows(family):
+    """Chance must not leave out what the table of docs/convert.md claims."""
+    drawn = [random_fields(family, seed) for seed in range(SEEDS)]
+
+    def met(of):
+        return {of(fields) for fields in drawn}
+
+    assert met(lambda x: str({**x["rope_parameters"], "rope_theta": 0}.keys())) >= {
+        str({**rope, "rope_theta": 0, **dict.fromkeys(("short_factor", "long_factor"))}.keys())
+        if rope["rope_type"] == "longrope"
+        else str({**rope, "rope_theta": 0}.keys())
+        for rope in ROPES
+    }
+    assert met(lambda x: x["rope_parameters"]["rope_theta"]) == {1e4, 5e5, 1e6}
+    assert met(lambda x: x["num_key_value_heads"] == 1) == met(lambda x: x["tie_word_embeddings"]) == {True, False}
+    assert len(met(lambda x: x["num_attention_heads"] // x["num_key_value_heads"])) >= 3
+    assert met(lambda x: x["num_attention_heads"] * x["head_dim"] == x["hidden_size"]) >= {True}
+    assert family == "helium" or {False} <= met(lambda x: x["num_attention_heads"] * x["head_dim"] == x["hidden_size"])
+    for name in BIASES.get(family, ()):
+        assert met(lambda x, name=name: x[name]) == {True, False}
+    if family in WINDOWED:
+        assert met(lambda x: x["sliding_window"]) >= {3, 9} | ({None} if family != "ministral" else set())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_models_of_ours_compute_the_same(seed):
+    """A Transformer of ours in any form becomes another variant, and what a family can be becomes that family."""
+    torch.manual_seed(seed)
+    theirs = moved(ResFormerForCausalLM(ResFormerConfig(variant="transformer", **our_fields(seed))), seed)
+    variant, options = EXACT[seed % len(EXACT)]
+    ours = in_memory(theirs, variant=variant, options=options)
+    assert ours.config.variant == variant and ours.num_parameters() == account(ours.config).parameters
+    want = logits(theirs, ids(), range(40))
+    assert (logits(ours, ids(), range(40)) - want).abs().max() <= 1e-5 * max(1.0, want.abs().max())
+    back = in_memory(ours, variant="transformer")
+    state, again = theirs.state_dict(), back.state_dict()
+    assert state.keys() == again.keys() and all(torch.equal(x, again[name]) for name, x in state.items())
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -83,7 +124,11 @@ def test_every_field_of_a_family_is_accounted_for(family):
         ("qwen3", {"layer_types": ["chunked_attention"] * 5}, "layer_types has chunked_attention"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which the host model cannot do"),
         ("seed_oss", {"residual_dropout": 0.1}, "residual_dropout is 0.1"),
-        ("smollm3", {"sliding_window": 4, "layer_types": ["sliding_attention"] * 5}, "use_sliding_window is False"),
+        (
+            "smollm3",
+            {"sliding_window": 4, "layer_types": ["sliding_attention"] * 5, "use_sliding_window": False},
+            "use_sliding_window is False",
+        ),
     ],
     ids=lambda x: "" if isinstance(x, dict) else str(x),
 )
@@ -145,8 +190,6 @@ def test_reordering_for_rotary_pairs_is_undone():
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_a_model_made_here_finds_the_family_of_its_form(fields, expected):
-    from resformer import ResFormerConfig
-
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     config = ResFormerConfig(variant="learnable", num_attention_heads=4, **sizes, **fields)
     assert plain_config(config).model_type == expected
@@ -163,8 +206,6 @@ def test_a_model_made_here_finds_the_family_of_its_form(fields, expected):
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_a_form_that_no_family_has_is_refused(fields, message):
-    from resformer import ResFormerConfig
-
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     with pytest.raises(UserError, match=message):
         plain_config(ResFormerConfig(variant="transformer", num_attention_heads=4, **sizes, **fields))

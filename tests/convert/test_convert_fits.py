@@ -27,6 +27,17 @@ def text_ids(rows: int = 64, length: int = 32) -> Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
+@torch.no_grad()
+def spoken_by(model, rows: int = 64, length: int = 32) -> Tensor:
+    """Text that the model itself predicts best."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, VOCAB, (rows, 1), generator=generator)
+    while ids.shape[1] < length:
+        chances = model(ids, use_cache=False).logits[:, -1].softmax(-1)
+        ids = torch.cat((ids, torch.multinomial(chances, 1, generator=generator)), dim=1)
+    return ids
+
+
 def pair(variant: str, theirs=None, **options):
     """The source in our host, and the new model with the source's weights."""
     theirs = make("llama", **SHAPED) if theirs is None else theirs
@@ -52,7 +63,7 @@ def test_values_that_are_linear_maps_of_the_first_are_found_exactly():
         layers[-1].self_attn.v_proj.weight.copy_((maps @ first).flatten(0, 1))
     source, model = pair("svformer", theirs, layers=[6])
     said: list[str] = []
-    losses = fits.fit(source, model, text_ids(), say=said.append)
+    losses = fits.fit(source, model, spoken_by(theirs), say=said.append)
     assert losses["naive"] - losses["source"] > 1e-3
     # What is left is the ridge's doing.
     assert abs(losses["fitted"] - losses["source"]) < 0.05 * (losses["naive"] - losses["source"])
@@ -89,6 +100,54 @@ def test_low_precision_weights_come_back_in_their_dtype():
     dtypes = {name: x.dtype for name, x in model.named_parameters()}
     assert dtypes["model.layers.5.self_attn.o_proj.weight"] == torch.bfloat16
     assert dtypes["model.layers.5.self_attn.value_residual.gamma"] == torch.float32
+
+
+@pytest.mark.parametrize(("noise", "rows", "chosen"), [(0.0, 4000, 0.003), (4.0, 40, 0.3)])
+def test_the_ridge_is_the_one_that_held_out_text_wants(noise, rows, chosen):
+    """Little and noisy text: close to the source's weights. Much and clean text: close to what it says."""
+    generator = torch.Generator().manual_seed(5)
+    truth, start = torch.randn(12, 7, generator=generator).double(), torch.randn(7, 12, generator=generator)
+    truth = truth if noise == 0 else start.double().T + 0.1 * truth
+
+    def sums(rows):
+        x = torch.randn(rows, 12, generator=generator).double()
+        y = x @ truth + noise * torch.randn(rows, 7, generator=generator).double()
+        return x.T @ x, x.T @ y, float(y.square().sum())
+
+    seen, held = sums(rows), sums(500)
+    xx, xy, _ = seen
+    found, left = fits._solve(seen, held, start)
+    losses = {}
+    for ridge in fits.RIDGES:
+        eye = ridge * xx.diagonal().mean() * torch.eye(12).double()
+        W_IC = torch.linalg.solve(xx + eye, xy + eye @ start.double().T)
+        losses[ridge] = fits._left(W_IC, held)
+        if ridge == chosen:
+            assert torch.allclose(found, W_IC.T.float(), atol=1e-5)
+    assert min(losses, key=losses.__getitem__) == chosen
+    assert left == pytest.approx(losses[chosen], abs=1e-6) and found.shape == (7, 12) and found.is_contiguous()
+
+
+def test_the_ridge_is_chosen_on_windows_that_are_not_fitted_to(monkeypatch):
+    seen, solved, sums, solve = [], [], fits._sums, fits._solve
+
+    def spy_sums(source, model, ids, layers, **more):
+        seen.append(ids)
+        return sums(source, model, ids, layers, **more)
+
+    def spy_solve(fitted, check, start):
+        solved.append(solve(fitted, check, start))
+        return solved[-1]
+
+    monkeypatch.setattr(fits, "_sums", spy_sums)
+    monkeypatch.setattr(fits, "_solve", spy_solve)
+    source, model = pair("svformer", layers="last_third")
+    windows, said = text_ids(), []
+    fits.fit(source, model, windows, say=said.append)
+    used, held = seen
+    assert torch.equal(held, windows[::8]) and len(used) + len(held) == len(windows)
+    assert not (used[:, None] == held[None]).all(-1).any()
+    assert [text.split()[2] for text in said[:2]] == [f"{1 - left:.1%}" for _, left in solved]
 
 
 class Words:

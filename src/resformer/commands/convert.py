@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,9 @@ from resformer.errors import UserError
 
 if TYPE_CHECKING:
     from resformer.convert.checkpoint import Converted
+
+
+_PIECE = 4096  # characters of calibration text that stay together
 
 
 def convert(
@@ -109,7 +113,11 @@ def _place(model: str) -> str:
     """What `from_pretrained` takes: of a run its export."""
     from resformer.evaluate.loading import model_directory
 
-    return model if model.endswith(".gguf") else model_directory(model)
+    if model.endswith(".gguf"):
+        return model
+    if Path(model).is_file():
+        raise UserError(f"{model} is a file; expected a directory with config.json, a hub name or a GGUF file")
+    return model_directory(model)
 
 
 def _options(variant: str, texts: tuple[str, ...], config: Any) -> dict[str, Any]:
@@ -134,13 +142,34 @@ def _options(variant: str, texts: tuple[str, ...], config: Any) -> dict[str, Any
 
 
 def _texts(inputs: tuple[str, ...]) -> Iterator[str]:
+    """Pieces of all files in turn: as many tokens as are asked for may fit into the first one."""
+    from resformer.data import sources
     from resformer.evaluate.text_source import TextSource
 
+    def pieces(name: str) -> Iterator[str]:
+        for document, _ in TextSource((name,)).documents():
+            for start in range(0, len(document.text), _PIECE):
+                yield document.text[start : start + _PIECE]
+
     try:
-        for document, _ in TextSource(inputs).documents():
-            yield document.text
-    except UserError as error:  # which knows these inputs under another flag
-        raise UserError(str(error).replace("--text", "--calibration")) from None
+        sources.check_inputs(list(inputs))
+        names = [
+            file
+            for name in inputs
+            for file in (
+                [str(file) for file, _ in sources.input_files(name, None)] if sources.is_path(name) else [name]
+            )
+        ]
+        turns = deque(map(pieces, names))
+        while turns:  # a file is opened when its turn comes, and no more of them than are needed
+            piece = next(turns[0], None)
+            if piece is None:
+                turns.popleft()
+                continue
+            yield piece
+            turns.rotate(-1)
+    except UserError as error:  # which knows these inputs under other flags
+        raise UserError(str(error).replace("--text", "--calibration").replace("--input", "--calibration")) from None
 
 
 def _prelude(imports: tuple[Path, ...]) -> tuple[str, ...]:

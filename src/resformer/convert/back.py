@@ -34,7 +34,7 @@ def convert_back(source: str, out: Path | str, *, overwrite: bool = False, say: 
         RunError: the new model does not load.
     """
     out = Path(out)
-    check_target(out, overwrite=overwrite)
+    check_target(out, overwrite=overwrite, source=source)
     opened = open_source(source)
     if not opened.ours:
         raise UserError(f"{source} is a {opened.config.model_type!r}; --to-hf takes models of this library")

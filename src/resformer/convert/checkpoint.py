@@ -17,6 +17,8 @@ from ..models.configuration import ResFormerConfig
 from ..models.modeling import ResFormerForCausalLM
 from . import check, families, fits, weights
 from .card import card
+from .patch import RECORD
+from .patch_flow import is_attached
 from .place import check_target, new_directory
 from .source import Source, open_source
 from .start import Start, choose
@@ -81,7 +83,7 @@ def convert_checkpoint(
         RunError: the new model does not compute what it should, or does not load.
     """
     out = Path(out)
-    check_target(out, overwrite=overwrite)
+    check_target(out, overwrite=overwrite, source=source)
     opened = open_source(source)
     plain, config, start = _configs(opened, variant, options or {}, ignored_fields)
     if not (start.exact or start.shares or inexact):
@@ -102,7 +104,7 @@ def convert_checkpoint(
         save(model, tokenizer, theirs.generation_config, place)
         result = _checked(opened, theirs, model, place, start, losses, prelude)
         text = card(
-            config, opened.label, exact=start.exact, why=start.why, differences=result.differences, losses=losses
+            config, opened.label, exact=result.exact, why=start.why, differences=result.differences, losses=losses
         )
         (place / "README.md").write_text(text, encoding="utf-8")
     return result
@@ -114,8 +116,9 @@ def _described(source: Source, ignored: Collection[str]) -> tuple[dict[str, Any]
     if source.ours:
         names = [item.name for item in dataclasses.fields(config) if item.name not in _NOT_CARRIED]
         return {name: getattr(config, name) for name in names}, config.converted_from
-    fields = families.our_fields(config, ignored=ignored)
-    kept = {k: v for k, v in config.to_diff_dict().items() if not k.startswith("_") and k != "quantization_config"}
+    fields = families.our_fields(config, ignored=(*ignored, RECORD))
+    gone = ("quantization_config", RECORD)
+    kept = {k: v for k, v in config.to_diff_dict().items() if not k.startswith("_") and k not in gone}
     return fields, json.loads(json.dumps(kept, default=str))
 
 
@@ -125,12 +128,32 @@ def _configs(
     """Configs of the plain Transformer and of the new model, and where that starts."""
     fields, record = _described(source, ignored)
     plain = ResFormerConfig(**fields, variant="transformer", converted_from=record)
-    start = choose(variant, options, plain.shape())
+    start = choose(variant, options, plain.shape()) if source.patch is None else _as_patched(source, variant, options)
     return (
         plain,
         ResFormerConfig(**fields, variant=variant, variant_options=start.options, converted_from=record),
         start,
     )
+
+
+def _as_patched(source: Source, variant: str, options: Mapping[str, Any]) -> Start:
+    """A patched model computes what ours of the same variant does, with the weights that it has learned.
+
+    Raises:
+        UserError: another variant, or other options.
+    """
+    assert source.patch is not None, "the caller looks"
+    theirs = source.patch["variant_options"]
+    other = [
+        f"{key}={value!r} (there: {theirs.get(key)!r})" for key, value in options.items() if value != theirs.get(key)
+    ]
+    if variant != source.patch["variant"] or other:
+        asked = f"asked for: {', '.join(other)}" if variant == source.patch["variant"] else f"not {variant!r}"
+        raise UserError(
+            f"{source.name} is patched with {source.patch['variant']!r}, {asked}; convert it as it is (--variant "
+            f"{source.patch['variant']} without --set), or take the patch out first (resformer.unpatch)"
+        )
+    return Start(options=dict(theirs), exact=True)
 
 
 def _check_calibration(source: Source, start: Start, given: bool) -> None:
@@ -168,10 +191,12 @@ def _checked(
     expected = wanted if start.exact else check.logits(weights.full_precision(model), probe.ids, probe.positions)
     found = check.in_another_process(place, probe, prelude)
     judge(found, expected, probe, f"{source.name} and its conversion", own_fault=start.exact and source.ours)
+    gaps = check.difference(found, wanted)
     return Converted(
         config=model.config,
-        exact=start.exact,
-        differences=dict(zip(probe.positions, check.difference(found, wanted).tolist(), strict=True)),
+        # A model that has learned to share already is the same without the weights that it no longer uses.
+        exact=start.exact or bool((gaps <= check.allowed(wanted)).all()),
+        differences=dict(zip(probe.positions, gaps.tolist(), strict=True)),
         losses=losses,
         unseen=probe.unseen,
     )
@@ -223,6 +248,8 @@ def in_memory(model: Any, *, variant: str, options: Mapping[str, Any] | None = N
         UserError: as `convert_checkpoint`.
     """
     source = Source(name=type(model).__name__, place="", file=None, config=model.config)
+    if source.patch is not None and not is_attached(model):
+        raise UserError(f"{source.name} was saved patched, but loaded without; load it with resformer.load_patched")
     _, config, start = _configs(source, variant, options or {}, ())
     if not start.exact:
         raise UserError(f"no exact start: {start.why}")

@@ -3,10 +3,10 @@
 Shapes: B windows, T tokens, C hidden size, I = heads * head dim.
 
 A layer n that shares gives X_n = A_n V_1 where the source gives U_n = A_n V_n and adds Y_n = U_n W_o^T to its stream.
-From calibration text we take the W of least |X_n W^T - Y_n|^2 over all tokens, with a small ridge towards the source's
-W_o. What V_1 of a KV head has to become to stand for V_n is a linear map, and W_o takes it in. Fitting what attention
-adds, and not V_n itself, weights tokens as attention does, lets every query head have a map of its own, and also
-answers for shared keys and queries.
+From calibration text we take the W of least |X_n W^T - Y_n|^2 over all tokens, with a ridge towards the source's W_o
+that held-out text chooses. What V_1 of a KV head has to become to stand for V_n is a linear map, and W_o takes it in.
+Fitting what attention adds, and not V_n itself, weights tokens as attention does, lets every query head have a map of
+its own, and also answers for shared keys and queries.
 
 Both models run once. Every block of the new one is given the source's stream, so that all layers are fitted at the
 same time, and to inputs that they would see if the layers before them were perfect.
@@ -32,9 +32,11 @@ TOKENS = 65536
 """Calibration tokens unless told otherwise."""
 WINDOW = 512
 BATCH = 4
-RIDGE = 1e-2
-"""Of the mean square of the inputs."""
+RIDGES = (0.3, 0.1, 0.03, 0.01, 0.003)
+"""Of the mean square of the inputs; the one that fits held-out windows best is taken, for each layer."""
 _HELD_OUT = 8  # one window of so many is kept to measure on
+Sums = tuple[Tensor, Tensor, float]
+"""X^T X `[I, I]`, X^T Y `[I, C]` and |Y|^2, in fp64."""
 
 
 def whole(row: Row) -> bool:
@@ -89,9 +91,10 @@ def fit(
     _cast(model, torch.float32)
     losses = {"source": mean_loss(source, held), "naive": mean_loss(model, held)}
     before = {index: _projection(model, index).weight for index in layers}
-    for index, (xx, xy, yy) in _sums(source, model, used, layers).items():
+    sums, checks = _sums(source, model, used, layers), _sums(source, model, held, layers, show=False)
+    for index in layers:
         projection = _projection(model, index)
-        W, unexplained = _solve(xx, xy, yy, projection.weight)
+        W, unexplained = _solve(sums[index], checks[index], projection.weight)
         projection.weight = nn.Parameter(W)  # a new one: the source may share the old one
         say(f"layer {index + 1}: {1 - unexplained:.1%} of what attention adds follows from what it now attends to")
     losses["fitted"] = mean_loss(model, held)
@@ -126,11 +129,11 @@ def mean_loss(model: Any, ids: Tensor) -> float:
 
 @torch.no_grad()
 def _sums(
-    source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, layers: Sequence[int]
-) -> dict[int, tuple[Tensor, Tensor, float]]:
-    """Per layer X^T X `[I, I]`, X^T Y `[I, C]` and |Y|^2, in fp64."""
-    sums: dict[int, tuple[Tensor, Tensor, float]] = {}
-    with Progress(f"calibrating on {ids.numel():,} tokens", ids.numel(), True) as progress:
+    source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, layers: Sequence[int], *, show: bool = True
+) -> dict[int, Sums]:
+    """Per layer the sums over all tokens."""
+    sums: dict[int, Sums] = {}
+    with Progress(f"calibrating on {ids.numel():,} tokens", ids.numel(), show) as progress:
         for part in ids.split(BATCH):
             with _captured(source, model, layers) as (wanted, given):
                 source.model(input_ids=part, use_cache=False)
@@ -174,9 +177,17 @@ def _captured(
 
 
 @torch.no_grad()
-def _solve(xx: Tensor, xy: Tensor, yy: float, start: Tensor) -> tuple[Tensor, float]:
-    """W `[C, I]` of least |X W^T - Y|^2 + ridge |W - start|^2, and which part of |Y|^2 is left."""
-    ridge = RIDGE * xx.diagonal().mean() + torch.finfo(torch.float64).tiny
-    S = torch.linalg.solve(xx + ridge * torch.eye(len(xx), dtype=xx.dtype), xy + ridge * start.double().T)
-    left = yy - 2 * float((S * xy).sum()) + float((S * (xx @ S)).sum())
-    return S.T.to(start.dtype).contiguous(), max(0.0, left / max(yy, 1e-300))
+def _solve(sums: Sums, check: Sums, start: Tensor) -> tuple[Tensor, float]:
+    """W `[C, I]` of least |X W^T - Y|^2 + ridge |W - start|^2, and which part of |Y|^2 it leaves on `check`."""
+    xx, xy, _ = sums
+    scale, eye = xx.diagonal().mean() + torch.finfo(torch.float64).tiny, torch.eye(len(xx), dtype=xx.dtype)
+    solved = [torch.linalg.solve(xx + r * scale * eye, xy + r * scale * start.double().T) for r in RIDGES]
+    best = min(solved, key=lambda W_IC: _left(W_IC, check))
+    return best.T.to(start.dtype).contiguous(), _left(best, check)
+
+
+def _left(W_IC: Tensor, sums: Sums) -> float:
+    """|X W - Y|^2 / |Y|^2."""
+    xx, xy, yy = sums
+    left = yy - 2 * float((W_IC * xy).sum()) + float((W_IC * (xx @ W_IC)).sum())
+    return max(0.0, left) / max(yy, 1e-300)

@@ -34,7 +34,7 @@ def load_patched(
         config = AutoConfig.from_pretrained(directory, **{name: kwargs[name] for name in HUB if name in kwargs})
     except (OSError, ValueError) as error:
         raise UserError(f"{directory} has no config that can be read: {' '.join(str(error).split())[:300]}") from error
-    _check_records(config, directory)
+    check_records(config, directory)
     base = model_class or _class_of(config)
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **more: Any) -> None:
@@ -67,14 +67,19 @@ def _patch_again(model: PreTrainedModel) -> None:
             install(module, record["variant"], record["variant_options"])
 
 
-def _check_records(config: Any, directory: Any) -> None:
-    """See what the config says of patches: its own, and those of its parts.
+def patched_parts(config: Any) -> list[Any]:
+    """What a config says of patches, its own and those of its parts; nothing if the model is a stock one."""
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    return [getattr(part, RECORD) for part in parts if getattr(part, RECORD, None) is not None]
+
+
+def check_records(config: Any, directory: Any) -> None:
+    """See what the config says of patches.
 
     Raises:
         UserError: nothing, or nothing that we can read.
     """
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-    records = [getattr(part, RECORD) for part in parts if getattr(part, RECORD, None) is not None]
+    records = patched_parts(config)
     if not records:
         raise UserError(
             f"{directory} is no patched model (its config has no {RECORD!r}); load it with transformers and call "

@@ -16,12 +16,15 @@ from ..errors import UserError
 _OF_A_MODEL = re.compile(r".+\.(json|safetensors|model|txt|jinja|md)|modeling_resformer\.py")
 
 
-def check_target(target: Path, *, overwrite: bool) -> None:
+def check_target(target: Path, *, overwrite: bool, source: str = "") -> None:
     """See, before the work is done, that a directory may be written there.
 
     Raises:
-        UserError: something is there that is not to be replaced, or it cannot be written.
+        UserError: something is there that is not to be replaced, such as `source` itself, or it cannot be written.
     """
+    here = Path(source).absolute() if source else None
+    if here is not None and here.exists() and target.absolute().resolve() in (here.resolve(), *here.resolve().parents):
+        raise UserError(f"--out {target} holds the model that is converted; choose another --out")
     parent = target.absolute().parent
     while not parent.exists():
         parent = parent.parent

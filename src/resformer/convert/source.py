@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 
 from ..errors import UserError
 from ..models.configuration import ResFormerConfig
+from .patch_load import check_records, load_patched, patched_parts
 from .talk import quiet
 from .weights import broken, check_loading
 
@@ -44,6 +43,11 @@ class Source:
         return isinstance(self.config, ResFormerConfig)
 
     @property
+    def patch(self) -> dict[str, Any] | None:
+        """What `resformer.patch` noted in its config; None for a stock model, and for one of ours."""
+        return next(iter(patched_parts(self.config)), None)
+
+    @property
     def label(self) -> str:
         """What to call it elsewhere: without the directories of this machine."""
         here = Path(self.place)
@@ -62,6 +66,9 @@ class Source:
         """
         from transformers import AutoModelForCausalLM
 
+        if self.patch is not None:
+            with _said_of(self.name), quiet():
+                return self._finite(load_patched(self.place, dtype="auto"))
         # Dequantised numbers are fp32; transformers has no safetensors to insist on there.
         kind: dict[str, Any] = {"dtype": torch.float32} if self.file else {"dtype": "auto", "use_safetensors": True}
         with _said_of(self.name), quiet():
@@ -70,6 +77,9 @@ class Source:
             )
         model, info = loaded
         check_loading(info)
+        return self._finite(model)
+
+    def _finite(self, model: Any) -> Any:
         name = broken(model)
         if name is not None:
             raise UserError(f"{self.name}: its weight {name} is not finite")
@@ -98,7 +108,9 @@ def open_source(name: str) -> Source:
     place, file = name, None
     if name.endswith(GGUF):
         if importlib.util.find_spec("gguf") is None:
-            raise UserError(f"{name}: reading GGUF needs the package gguf; `pip install gguf`")
+            raise UserError(
+                f"{name}: reading GGUF needs the package gguf; `pip install 'resformer[convert]'` or `pip install gguf`"
+            )
         parent, _, file = name.rpartition("/")
         place = parent or "."
         if not (Path(place) / file).is_file() and (Path(place).is_dir() or place.count("/") != 1):
@@ -106,6 +118,8 @@ def open_source(name: str) -> Source:
     found = Source(name=name, place=place, file=file, config=None)
     with _said_of(name), quiet():
         config = AutoConfig.from_pretrained(place, **found._arguments())
+        if patched_parts(config):
+            check_records(config, name)
     return Source(name=name, place=place, file=file, config=config)
 
 
@@ -116,5 +130,7 @@ def _said_of(what: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{what}: {error}") from None
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file: tokenizers raises bare ones, GGUF's reader what it stumbles over
         raise UserError(f"{what} cannot be loaded: {' '.join(str(error).split())[:300]}") from error

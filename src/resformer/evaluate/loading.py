@@ -88,6 +88,12 @@ def _check_files(directory: Path) -> None:
     again = (
         f"`resformer export {run} --overwrite`" if run else "`resformer export RUN --out DIR` of the run it came from"
     )
+    try:
+        about = json.loads((directory / "config.json").read_bytes())
+    except ValueError as error:
+        raise UserError(f"{directory / 'config.json'} is no JSON ({error}); write it again with {again}") from None
+    if isinstance(about, dict) and about.get("model_type") != "resformer":
+        again = "save_pretrained of the model and of its tokenizer"
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UserError(f"{directory} holds no weights (model.safetensors is missing); write them again with {again}")
@@ -97,10 +103,6 @@ def _check_files(directory: Path) -> None:
                 pass
         except (OSError, SafetensorError) as error:
             raise UserError(f"{file} is damaged or cut short ({error}); write it again with {again}") from None
-    try:
-        json.loads((directory / "config.json").read_bytes())
-    except ValueError as error:
-        raise UserError(f"{directory / 'config.json'} is no JSON ({error}); write it again with {again}") from None
     if not any((directory / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{directory / 'tokenizer.json'} is missing; write it again with {again}")
 
@@ -110,26 +112,31 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer), the model in evaluation mode on `device`. Reads safetensors only, never a pickle.
 
+    A model that `resformer.patch` has changed comes back patched.
+
     `dtype` of the weights: none = as they are stored; what a model keeps in fp32 stays so.
 
     Raises:
         UserError: nothing there, no such device, or weights that do not fit the model to the last name.
     """
     # The Auto classes know our models as soon as anything of this package is imported.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from resformer.convert.patch_load import load_patched, patched_parts
 
     where = resolve_device(device) if isinstance(device, str) else device
     directory = model_directory(model)
     _check_files(Path(directory))
+    chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     try:
         with no_progress_bars():
-            with_info: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                use_safetensors=True,
-                output_loading_info=True,
-                **({} if dtype is None else {"dtype": dtype}),
-            )
-        loaded, info = with_info
+            if patched_parts(AutoConfig.from_pretrained(directory)):
+                loaded, info = load_patched(directory, **chosen), {}  # which looks at the weights' names itself
+            else:
+                with_info: Any = AutoModelForCausalLM.from_pretrained(
+                    directory, use_safetensors=True, output_loading_info=True, **chosen
+                )
+                loaded, info = with_info
         tokenizer = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
@@ -145,6 +152,8 @@ def load_model(
     ]
     if problems:
         raise UserError(f"model {model} does not fit its weights: {'; '.join(problems)}")
+    if not loaded.can_generate():  # a patched model has the class that saved it
+        raise UserError(f"model {model} is a {type(loaded).__name__}; expected a causal language model")
     broken = next((name for name, weight in loaded.named_parameters() if not bool(weight.isfinite().all())), None)
     if broken is not None:
         raise UserError(f"model {model}: its weight {broken} is not finite, so that no number of it means anything")
