@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 from train_helpers import assert_same_run, comparable, crash_after, write_text
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from resformer import ResFormerConfig, ResFormerForCausalLM, cli
 from resformer.convert.checkpoint import convert_checkpoint
@@ -138,8 +138,11 @@ def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e5}
     dataset = open_dataset(corpus)
     form = FORM | {"vocab_size": 300, "num_hidden_layers": 6, "rope_parameters": rope, "initializer_range": 0.15}
-    model = LlamaForCausalLM(LlamaConfig(**form, eos_token_id=dataset.eos_token_id, bos_token_id=None))
+    ends = [dataset.eos_token_id, 299]
+    model = LlamaForCausalLM(LlamaConfig(**form, eos_token_id=ends, bos_token_id=None))
+    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9)
     model.save_pretrained(out)
+    (out / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     for path in Path(dataset.tokenizer_dir).glob("tokenizer*.json"):
         shutil.copy(path, out / path.name)
     return out
@@ -178,6 +181,9 @@ def test_the_model_is_the_one_of_the_checkpoint(uptrain: Config, source: Path, s
     train(edit(uptrain, {"train.init_from": str(shared), "uptrain.source": str(source)}), out)
     before, after = (json.loads((place / "config.json").read_text()) for place in (shared, out / "model"))
     assert {k: v for k, v in after.items() if before.get(k) != v} == {}
+    for name in ("generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        assert (out / "model" / name).read_bytes() == (shared / name).read_bytes(), name
+    assert GenerationConfig.from_pretrained(out / "model").temperature == 0.6
     kept = from_toml(out / "config.toml")
     assert kept.model.variant == "svformer" and kept.model.num_hidden_layers == 6 and kept.model.rope_theta == 1e5
     assert edit(Config(), {}) != kept and from_toml_text(to_toml(kept), tmp_path) == kept

@@ -14,11 +14,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from resformer.errors import UserError
-from resformer.evaluate.loading import model_directory
 from resformer.models import ResFormerConfig
 from resformer.train import rundir
 from resformer.train.config import Config, ModelConfig
 from resformer.train.configure import from_toml
+from resformer.train.initial import local
 
 _MODEL_TYPE = "resformer"
 TOKENIZER = "tokenizer.json"
@@ -70,7 +70,7 @@ def check_tokenizer(config: Config, dataset: Any) -> None:
     """
     if not config.model.from_init or config.train.init_from is None:
         return
-    own = Path(model_directory(config.train.init_from)) / TOKENIZER
+    own = local(config.train.init_from) / TOKENIZER
     other = Path(dataset.tokenizer_dir) / TOKENIZER
     if not own.is_file() or not other.is_file():
         return
@@ -91,19 +91,18 @@ def _config_of(source: str) -> ResFormerConfig:
     Raises:
         UserError: no such model, or one of another type.
     """
-    directory = model_directory(source)
-    if Path(directory).is_dir():
-        path = Path(directory) / "config.json"
-        try:
-            about: Any = json.loads(path.read_text(encoding="utf-8"))
-            kind = about["model_type"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"train.init_from {source}: {path} cannot be read ({error!r})") from None
-        if kind != _MODEL_TYPE:
-            raise UserError(
-                f"train.init_from {source} is a {kind}, and model.from_init takes models of ours; convert it first: "
-                f"`resformer convert {source} --variant V --out DIR`"
-            )
+    directory = local(source)
+    path = directory / "config.json"
+    try:
+        about: Any = json.loads(path.read_text(encoding="utf-8"))
+        kind = about["model_type"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"train.init_from {source}: {path} cannot be read ({error!r})") from None
+    if kind != _MODEL_TYPE:
+        raise UserError(
+            f"train.init_from {source} is a {kind}, and model.from_init takes models of ours; convert it first: "
+            f"`resformer convert {source} --variant V --out DIR`"
+        )
     try:
         found: Any = ResFormerConfig.from_pretrained(directory)
     except (OSError, ValueError, TypeError) as error:

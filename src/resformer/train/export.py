@@ -57,7 +57,8 @@ def export_run(
     _check_target(target, overwrite)
     model, facts = _rebuilt(run)
     tensors.read_model(directory, model)
-    model.generation_config.pad_token_id = model.config.eos_token_id
+    ends = model.config.eos_token_id
+    model.generation_config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     rows = read_rows(run / rundir.METRICS) if (run / rundir.METRICS).is_file() else []
 
     target.parent.mkdir(parents=True, exist_ok=True)

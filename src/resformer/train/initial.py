@@ -140,7 +140,7 @@ def _open(source: str, report: Callable[[str], None]) -> _Source:
         checkpoints = run / rundir.CHECKPOINTS
         if checkpoint.steps(checkpoints):
             return _of_checkpoint(run, *checkpoint.find(checkpoints, report=report))
-    return _of_export(source, _local(source))
+    return _of_export(source, local(source))
 
 
 def _of_checkpoint(run: Path, directory: Path, state: checkpoint.TrainState) -> _Source:
@@ -186,7 +186,7 @@ def _of_export(source: str, directory: Path) -> _Source:
     return _Source(label=source, settings=_settings(about), shapes=shapes, strange=strange, read=read)
 
 
-def _local(source: str) -> Path:
+def local(source: str) -> Path:
     """The directory of an exported model; a hub name is fetched into the hub's cache."""
     directory = Path(model_directory(source))
     if directory.is_dir():
@@ -195,7 +195,7 @@ def _local(source: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=["model*.safetensors", INDEX, "config.json"]))
+        return Path(snapshot_download(source, allow_patterns=["model*.safetensors", INDEX, "*.json", "*.jinja"]))
     except (OSError, HfHubHTTPError, ValueError) as error:
         raise UserError(f"train.init_from {source} cannot be fetched: {' '.join(str(error).split())[:200]}") from None
 

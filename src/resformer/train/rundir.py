@@ -30,8 +30,10 @@ def _temporary(name: str) -> str:
 # whole name.
 TOKENIZER_FILES = (
     *(r"tokenizer\.json", r"tokenizer_config\.json"),
-    *(r"special_tokens_map\.json", r"added_tokens\.json"),
+    *(r"special_tokens_map\.json", r"added_tokens\.json", r"chat_template\.jinja"),
 )
+KEPT_FILES = (*TOKENIZER_FILES, r"generation_config\.json")
+"""What an export takes over as it is, from the run's directory of the tokenizer."""
 MODEL_FILES = (
     *(r"config\.json", r"generation_config\.json"),
     *(r"model\.safetensors", r"model-\d{5}-of-\d{5}\.safetensors", r"model\.safetensors\.index\.json"),
@@ -52,7 +54,7 @@ _OWN = (
     *((CHECKPOINTS, _REPLACED, _STEP, name) for name in _CHECKPOINT_FILES),
     *((place, name) for place in (MODEL, rf"\.{MODEL}-{_RANDOM}") for name in MODEL_FILES),
     *((_REPLACED, MODEL, name) for name in MODEL_FILES),
-    *((TOKENIZER, name) for name in TOKENIZER_FILES),
+    *((TOKENIZER, name) for name in KEPT_FILES),
     *((incident.DIRECTORY, name) for name in (r"step-\d{8,}\.json", r"\.step-\d{8,}\.json\." + _RANDOM)),
     (TENSORBOARD, r"events\.out\.tfevents\..+"),
 )

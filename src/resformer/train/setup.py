@@ -27,6 +27,7 @@ from resformer.train.distill import Teacher
 from resformer.train.environment import environment, versions
 from resformer.train.estimate import estimate_memory, memory_line, time_line
 from resformer.train.files import put_back, write_atomic, write_json
+from resformer.train.initial import local
 from resformer.train.metrics import MetricsLog, read_rows
 
 
@@ -220,8 +221,11 @@ def start(parts: Parts, described: ResFormerConfig, command: Sequence[str] | Non
     facts["accounting"] = account(described, sequence_length=parts.config.data.sequence_length).asdict()
     write_json(out / rundir.ENVIRONMENT, facts)
     (out / rundir.TOKENIZER).mkdir(exist_ok=True)
-    wanted = re.compile("|".join(rundir.TOKENIZER_FILES))
-    for path in sorted(Path(dataset.tokenizer_dir).iterdir()):
+    wanted = re.compile("|".join(rundir.KEPT_FILES))
+    places = [Path(dataset.tokenizer_dir)]
+    if parts.config.model.from_init and parts.config.train.init_from is not None:
+        places.append(local(parts.config.train.init_from))  # its chat template, and how it generates, stay with it
+    for path in (path for place in places for path in sorted(place.iterdir())):
         if wanted.fullmatch(path.name):
             shutil.copy(path, out / rundir.TOKENIZER / path.name)
 
