@@ -261,7 +261,8 @@ def test_a_model_made_here_is_converted_too(tmp_path, here):
     )
     morphed.save_pretrained(tmp_path / "morphed")
     result = convert_checkpoint(str(tmp_path / "morphed"), tmp_path / "shared", variant="svformer", say=lambda _: None)
-    assert not result.exact and max(result.differences.values()) <= 1e-6
+    assert result.exact and max(result.differences.values()) <= 1e-6
+    assert result.config.variant_options == {"layers": "last_third"}
     assert "model.layers.5.self_attn.v_proj.weight" not in load_file(tmp_path / "shared" / "model.safetensors")
 
 
@@ -314,3 +315,16 @@ def test_a_conversion_in_memory_shares_no_state_with_later_ones():
     with pytest.raises(UserError, match="no exact start"):
         in_memory(theirs, variant="svformer")
     assert AutoConfig.for_model("llama").model_type == "llama"
+
+
+def test_projections_that_are_gone_are_named(tmp_path):
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6}
+    options = {"layers": "last_third"}
+    ours = ResFormerForCausalLM(
+        ResFormerConfig(variant="svformer", variant_options=options, num_attention_heads=4, **sizes)
+    )
+    ours.save_pretrained(tmp_path / "ours")
+    with pytest.raises(
+        UserError, match=r"'svformer' has no projections of their own in layers 5, 6, which 'learnable'"
+    ):
+        convert_checkpoint(str(tmp_path / "ours"), tmp_path / "out", variant="learnable", say=lambda text: None)

@@ -160,4 +160,7 @@ def test_a_calibration_from_files_is_told_and_written_down(tmp_path, capsys, mon
     assert "loss on held-out calibration text" in said.out and "NOT equal to" in said.out
     assert "layer 5: " in said.err and "of what attention adds follows" in said.err
     assert "Loss on held-out calibration text" in (out / "README.md").read_text()
-    assert json.loads((out / "config.json").read_text())["variant_options"] == {"layers": "last_third"}
+    assert json.loads((out / "config.json").read_text())["variant_options"] == {
+        "layers": "last_third",
+        "anchors": [1, 3],
+    }

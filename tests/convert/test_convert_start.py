@@ -18,7 +18,7 @@ EXACT = {
     "gated": {"activation": "tanh"},
     "denseformer": {},
 }
-SHARING = {"svformer": {"layers": "last_third"}, "skipv1": {"layers": "last_third"}, "cla": {}}
+SHARING = {"svformer": {"layers": "last_third", "anchors": [1, 6]}, "skipv1": {"layers": "last_third"}, "cla": {}}
 
 
 @pytest.mark.parametrize("name", names())
@@ -65,6 +65,20 @@ def test_a_start_that_is_not_exact_says_why(name, options, why):
     assert not start.exact
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(start.why)
+
+
+def test_whose_value_is_shared():
+    """That of the layer before, unless the user says which layers share, or whose value, or the source shares V_1."""
+    assert choose("svformer", {"gamma": True}, SHAPE).options == {
+        "gamma": True,
+        "layers": "last_third",
+        "anchors": [1, 6],
+    }
+    assert choose("svformer", {"layers": "last:2"}, SHAPE).options == {"layers": "last:2"}
+    assert choose("svformer", {"anchors": [1, 3]}, SHAPE).options == {"layers": "last_third", "anchors": [1, 3]}
+    assert choose("svformer", {}, SHAPE, trained=False).options == {"layers": "last_third"}
+    few = Shape(layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=8)
+    assert choose("svformer", {}, few).options["anchors"] == [1]
 
 
 def test_options_that_make_no_sense_are_refused():

@@ -289,11 +289,19 @@ def test_a_stop_during_the_first_scores(
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.parametrize(
+    ("learnable", "svformer"), [({}, {}), ({"layers": [5, 6], "source": 4}, {"layers": [5, 6], "anchors": [1, 4]})]
+)
 def test_morphing_ends_in_an_svformer_that_computes_the_same(
-    uptrain: Config, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uptrain: Config,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    learnable: dict[str, Any],
+    svformer: dict[str, Any],
 ) -> None:
-    start = tmp_path / "learnable"
-    convert_checkpoint(str(source), start, variant="learnable", options={"layers": "last_third"}, say=lambda _: None)
+    start, third = tmp_path / "learnable", {"layers": "last_third"}
+    convert_checkpoint(str(source), start, variant="learnable", options=third | learnable, say=lambda _: None)
     config = edit(uptrain, {"train.init_from": str(start), "uptrain.morph_steps": 15, "optim.lambda_lr_scale": 0.0})
     train(config, tmp_path / "whole")
     rows = [row for row in comparable(tmp_path / "whole") if row["split"] == "lambdas"]
@@ -308,7 +316,7 @@ def test_morphing_ends_in_an_svformer_that_computes_the_same(
         str(tmp_path / "whole" / "model"),
         tmp_path / "svformer",
         variant="svformer",
-        options={"layers": "last_third"},
+        options=svformer,
         say=lambda _: None,
     )
     assert found.exact and max(found.differences.values()) == 0
@@ -370,3 +378,48 @@ def test_runs_without_a_source_have_none(whole_run: Path) -> None:
     with pytest.raises(UserError, match=r"no run in"):
         recovery(whole_run / "nothing")
     assert cli.main(["recovery"]) == 2
+
+
+def test_a_resumed_run_is_told_on_the_text_of_its_source(
+    uptrain: Config, source: Path, shared: Path, tmp_path: Path
+) -> None:
+    config = edit(uptrain, {"train.init_from": str(shared), "uptrain.source": str(source), "train.steps": 5})
+    train(config, tmp_path / "run")
+    longer = edit(config, {"train.steps": 6, "train.validation_tokens": 64})
+    with pytest.raises(UserError, match=r"train\.validation_tokens is 320 in the run and 64 now"):
+        train(longer, tmp_path / "run", resume=True, on_change="continue")
+    train(edit(config, {"train.steps": 6}), tmp_path / "run", resume=True, on_change="continue")
+    assert recovery(tmp_path / "run").points[-1][0] == 6
+
+
+def test_a_source_in_16_bits_is_scored_and_teaches_in_those_of_the_run(
+    uptrain: Config, source: Path, tmp_path: Path
+) -> None:
+    place, start = tmp_path / "bf16", tmp_path / "learnable"
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    model.save_pretrained(place)
+    for path in (*source.glob("tokenizer*.json"), source / "chat_template.jinja"):
+        shutil.copy(path, place / path.name)
+    convert_checkpoint(str(place), start, variant="learnable", say=lambda _: None)
+    how = {"train.init_from": str(start), "uptrain.source": str(place), "uptrain.kl": 0.5, "train.steps": 1}
+    train(edit(uptrain, how), tmp_path / "run")
+    rows = comparable(tmp_path / "run")
+    first = {row["split"]: row["loss"] for row in rows if row["step"] == 0 and row.get("domain") == "all"}
+    assert first["source"] == pytest.approx(first["validation"], abs=1e-6)
+    assert next(row["kl"] for row in rows if row["split"] == "train") == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_dry_run_sees_the_same_mistakes(
+    uptrain: Config, source: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = edit(uptrain, {"train.init_from": str(shared), "uptrain.source": str(source)})
+    train(config, tmp_path / "run", dry_run=True)
+    assert 'variant = "svformer"' in capsys.readouterr().out
+    with pytest.raises(UserError, match="no model at /no/such"):
+        train(edit(config, {"uptrain.source": "/no/such"}), tmp_path / "run", dry_run=True)
+    (tmp_path / "text").mkdir()
+    other = prepare(
+        write_text(tmp_path / "text", seed=7), tmp_path / "data", vocab_size=300, validation_share=0.1, progress=False
+    )
+    with pytest.raises(UserError, match="encoded with another tokenizer"):
+        train(edit(config, {"data.dir": str(other)}), tmp_path / "run", dry_run=True)

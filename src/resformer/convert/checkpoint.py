@@ -96,7 +96,7 @@ def convert_checkpoint(
     ids = None
     if calibration is not None:
         ids = fits.windows(calibration, tokenizer, tokens=calibration_tokens, limit=config)
-    elif start.shares:
+    elif start.shares and not _mixes(opened):
         say(f"{start.why}; without --calibration the weights stay as they are")
     theirs = opened.model()
     model, losses = _built(opened, theirs, plain, config, ids, say)
@@ -128,12 +128,39 @@ def _configs(
     """Configs of the plain Transformer and of the new model, and where that starts."""
     fields, record = _described(source, ignored)
     plain = ResFormerConfig(**fields, variant="transformer", converted_from=record)
-    start = choose(variant, options, plain.shape()) if source.patch is None else _as_patched(source, variant, options)
-    return (
-        plain,
-        ResFormerConfig(**fields, variant=variant, variant_options=start.options, converted_from=record),
-        start,
-    )
+    if source.patch is None:
+        start = choose(variant, options, plain.shape(), trained=not _mixes(source))
+    else:
+        start = _as_patched(source, variant, options)
+    config = ResFormerConfig(**fields, variant=variant, variant_options=start.options, converted_from=record)
+    if source.ours:
+        _check_projections(source, config)
+    return plain, config, start
+
+
+def _check_projections(source: Source, config: ResFormerConfig) -> None:
+    """See that one of ours has the projections that its conversion is to have.
+
+    Raises:
+        UserError: naming the layers that lack them.
+    """
+    missing = [
+        str(new.layer)
+        for old, new in zip(source.config.plan(), config.plan(), strict=True)
+        if any(
+            getattr(new, name) > getattr(old, name) for name in ("owns_value", "owns_key", "owns_query", "value_share")
+        )
+    ]
+    if missing:
+        raise UserError(
+            f"{source.name}: variant {source.config.variant!r} has no projections of their own in layers "
+            f"{', '.join(missing)}, which {config.variant!r} needs; convert the model that it was made from"
+        )
+
+
+def _mixes(source: Source) -> bool:
+    """It is one of ours that uses values of other layers already, perhaps a morphed one that shares them."""
+    return source.ours and source.config.variant != "transformer"
 
 
 def _as_patched(source: Source, variant: str, options: Mapping[str, Any]) -> Start:

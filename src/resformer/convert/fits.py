@@ -59,11 +59,11 @@ def windows(texts: Iterable[str], tokenizer: Any | None, *, tokens: int, limit: 
         if len(ids) >= tokens:
             break
     count = min(len(ids), tokens) // length
+    least = 2 * _HELD_OUT * length
+    if tokens < least:
+        raise UserError(f"--calibration-tokens is {tokens:,}; expected at least {least:,}, {2 * _HELD_OUT} windows")
     if count < 2 * _HELD_OUT:
-        raise UserError(
-            f"--calibration has {len(ids):,} tokens; expected at least {2 * _HELD_OUT * length:,}: give more text, or "
-            "raise --calibration-tokens"
-        )
+        raise UserError(f"--calibration has {len(ids):,} tokens; expected at least {least:,}: give more text")
     found = torch.tensor(ids[: count * length]).view(count, length)
     if int(found.max()) >= limit.vocab_size:
         raise UserError(f"the tokenizer has an id {int(found.max())}, but the model {limit.vocab_size} of them")
@@ -91,7 +91,8 @@ def fit(
     _cast(model, torch.float32)
     losses = {"source": mean_loss(source, held), "naive": mean_loss(model, held)}
     before = {index: _projection(model, index).weight for index in layers}
-    sums, checks = _sums(source, model, used, layers), _sums(source, model, held, layers, show=False)
+    label = f"calibrating on {used.numel():,} tokens, {held.numel():,} held out"
+    sums, checks = _sums(source, model, used, layers, label=label), _sums(source, model, held, layers)
     for index in layers:
         projection = _projection(model, index)
         W, unexplained = _solve(sums[index], checks[index], projection.weight)
@@ -129,11 +130,11 @@ def mean_loss(model: Any, ids: Tensor) -> float:
 
 @torch.no_grad()
 def _sums(
-    source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, layers: Sequence[int], *, show: bool = True
+    source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, layers: Sequence[int], *, label: str = ""
 ) -> dict[int, Sums]:
-    """Per layer the sums over all tokens."""
+    """Per layer the sums over all tokens; with a label progress is shown."""
     sums: dict[int, Sums] = {}
-    with Progress(f"calibrating on {ids.numel():,} tokens", ids.numel(), show) as progress:
+    with Progress(label, ids.numel(), bool(label)) as progress:
         for part in ids.split(BATCH):
             with _captured(source, model, layers) as (wanted, given):
                 source.model(input_ids=part, use_cache=False)

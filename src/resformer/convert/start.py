@@ -39,12 +39,13 @@ def shares(plan: Plan) -> bool:
     return any(not (row.owns_value and row.owns_key and row.owns_query) or row.value_share < 1 for row in plan)
 
 
-def choose(name: str, options: Mapping[str, Any], shape: Shape) -> Start:
+def choose(name: str, options: Mapping[str, Any], shape: Shape, *, trained: bool = True) -> Start:
     """The options to start with: the user's, and the variant's neutral ones where these are values that training
     changes.
 
     A variant whose weights are constants would stay the Transformer for ever, and one that shares projections lacks
-    some of the source's; neither has an exact start.
+    some of the source's; neither has an exact start. Which layers share is chosen unless the user says it; so is whose
+    value they share, if the source was `trained` with a value of every layer's own: then the one before them.
 
     Raises:
         UserError: unknown variant or option, options that make no sense for these sizes.
@@ -55,6 +56,8 @@ def choose(name: str, options: Mapping[str, Any], shape: Shape) -> Start:
         chosen = dict(options)
         if "layers" in type(asked).options() and "layers" not in options:
             chosen["layers"] = DEFAULT_LAYERS
+            if trained and "anchors" in type(asked).options() and "anchors" not in options:
+                chosen["anchors"] = _nearest(registry.build(name, chosen, shape).plan(shape))
             registry.build(name, chosen, shape)
         why = f"variant {name!r} shares projections of layers, which no weights make equal to the source"
         return Start(options=chosen, exact=False, shares=True, why=why)
@@ -78,6 +81,14 @@ def choose(name: str, options: Mapping[str, Any], shape: Shape) -> Start:
         exact=False,
         why=f"variant {name!r} with these options mixes with constants, and at {dict(neutral)} would never train",
     )
+
+
+def _nearest(plan: Plan) -> list[int]:
+    """Layer 1, which is an anchor always, and the layer before the first one that shares: it has a value in the cache
+    anyway, which is far nearer to the values of those behind it than layer 1's.
+    """
+    before = next(row.layer for row in plan if not row.owns_value) - 1
+    return [1] if before == 1 else [1, before]
 
 
 def _neutral_options(options: Mapping[str, Any], neutral: Mapping[str, Any]) -> list[dict[str, Any]]:

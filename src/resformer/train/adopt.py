@@ -56,27 +56,29 @@ def adopted(config: Config, run: Path | None = None) -> Config:
             return dataclasses.replace(config, model=kept)
     if source is None:
         raise UserError(
-            "train.init_from is not set, from which the model is taken (model.from_init); pass --init-from MODEL, a "
-            "directory that `resformer convert` or `resformer export` wrote"
+            "train.init_from is not set, from which the model is taken (model.from_init); pass --init-from MODEL (to "
+            "`plan`: --set train.init_from=MODEL), a directory that `resformer convert` or `resformer export` wrote"
         )
     return dataclasses.replace(config, model=_described(_config_of(source), model.attention))
 
 
-def check_tokenizer(config: Config, dataset: Any) -> None:
-    """See that the corpus was encoded with the tokenizer of the model that the run starts with, where it has one.
+def check_tokenizer(config: Config, dataset: Any) -> list[str]:
+    """See that the corpus was encoded with the tokenizer of the model that the run starts with; notes where that has
+    none.
 
     Raises:
         UserError: an id means another token.
     """
     if not config.model.from_init or config.train.init_from is None:
-        return
+        return []
     own = local(config.train.init_from) / TOKENIZER
     other = Path(dataset.tokenizer_dir) / TOKENIZER
     if not own.is_file() or not other.is_file():
-        return
+        where = own if not own.is_file() else other
+        return [f"{where} is missing: whether the corpus has the model's tokenizer cannot be seen"]
     ours, theirs = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, other))
     if ours == theirs:
-        return
+        return []
     token = min(ours.keys() ^ theirs.keys() or {t for t in ours if ours[t] != theirs[t]})
     raise UserError(
         f"the corpus {config.data.dir} was encoded with another tokenizer than that of train.init_from "

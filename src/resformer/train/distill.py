@@ -14,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from resformer.errors import UserError
+from resformer.evaluate.loading import load_model, model_directory
 from resformer.evaluate.loss import kept_apart
+from resformer.models import ResFormerConfig
+from resformer.train.config import Config
 
 LOGITS = 1 << 25  # of a chunk, at a time: 128 MB in fp32, a few times over
 IGNORED = -100
@@ -33,6 +37,53 @@ class Teacher:
     model: Any
     share: float
     temperature: float = 1.0
+
+
+@dataclass(kw_only=True)
+class Source:
+    """The model of `uptrain.source` while it is needed: for one score, or as long as the run distils from it."""
+
+    model: Any = None
+
+
+def open_source(config: Config, described: ResFormerConfig, device: torch.device) -> Any:
+    """The model of `uptrain.source`, in evaluation mode on `device`. In a run in fp32 its weights are too, so that an
+    exact conversion scores as it does; in one in bf16 they stay as they are stored.
+
+    Raises:
+        UserError: there is none, or its vocabulary is not that of the model that is trained.
+    """
+    assert config.uptrain.source is not None
+    model, _ = load_model(config.uptrain.source, device, dtype=torch.float32 if config.train.dtype == "fp32" else None)
+    _check_vocabulary(config.uptrain.source, model.config, described)
+    return model.requires_grad_(False)
+
+
+def check_source(config: Config, described: ResFormerConfig) -> None:
+    """See, without reading its weights, whether `uptrain.source` can be one.
+
+    Raises:
+        UserError: as `open_source`, as far as its config tells.
+    """
+    from transformers import AutoConfig
+
+    source = config.uptrain.source
+    if source is None:
+        return
+    try:
+        found = AutoConfig.from_pretrained(model_directory(source))
+    except (OSError, ValueError) as error:
+        raise UserError(f"uptrain.source {source} cannot be read: {' '.join(str(error).split())[:300]}") from None
+    _check_vocabulary(source, found, described)
+
+
+def _check_vocabulary(source: str, found: Any, described: ResFormerConfig) -> None:
+    rows = found.get_text_config().vocab_size
+    if rows != described.vocab_size:
+        raise UserError(
+            f"uptrain.source {source} has a vocabulary of {rows} entries, the model one of {described.vocab_size}; "
+            "name the model that this one was made from"
+        )
 
 
 def distilled_losses(

@@ -25,7 +25,7 @@ from resformer.train.build import build_model, model_config, numerics
 from resformer.train.checkpoint import TrainState
 from resformer.train.checks import effective
 from resformer.train.config import Config
-from resformer.train.distill import distilled_losses
+from resformer.train.distill import Source, check_source, distilled_losses, open_source
 from resformer.train.environment import versions
 from resformer.train.export import export_run
 from resformer.train.failure import RunFailure, Stopped
@@ -39,14 +39,12 @@ from resformer.train.progress import Reporter, Silent
 from resformer.train.recovery import recovery_of
 from resformer.train.setup import (
     Parts,
-    Source,
     check_alike,
     check_epochs,
     hold,
     last_validation,
     micro_batch_size,
     open_data,
-    open_source,
     record_resume,
     restore,
     show_plan,
@@ -144,10 +142,13 @@ def train(
 
 def _dry_run(config: Config, out: Path, notes: list[str]) -> RunResult:
     if config.data.dir is None:
+        check_source(config, model_config(config, vocab_size=config.model.vocab_size or PAPER_VOCABULARY))
         show_plan(config, model_config(config, vocab_size=PAPER_VOCABULARY), None, notes)
         return RunResult(out=out, final_validation={})
     dataset, sampler = open_data(config)
     check_epochs(config, sampler)
+    check_source(config, _described(config, dataset))
+    notes += check_tokenizer(config, dataset)
     show_plan(config, _described(config, dataset), (dataset, sampler), notes)
     return RunResult(out=out, final_validation={})
 
@@ -168,7 +169,7 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         micro_batch_size(config, ranks.size)
         dataset, sampler = open_data(config, verify=ranks.local_rank == 0)
         if not resume:
-            check_tokenizer(config, dataset)
+            notes.extend(check_tokenizer(config, dataset))
         described = _described(config, dataset)
         model = build_model(config, described, ranks.device)
         if config.train.init_from is not None and not resume:

@@ -154,6 +154,9 @@ def check_same(out: Path, config: Config, *, change: bool = False) -> tuple[list
     """
     before, now = to_tree(from_toml(out / CONFIG)), to_tree(config)
     wrong, notes, changed = [], [], {}
+    # What a run wins back is told from losses on the text on which its source was scored at the start.
+    fixed = ("train.validation_tokens",) if config.uptrain.source is not None else ()
+    demanded = [path for path in _ON_DEMAND if path not in fixed]
     for section, table in now.items():
         for name, value in table.items():
             path, old = f"{section}.{name}", before[section][name]
@@ -162,7 +165,7 @@ def check_same(out: Path, config: Config, *, change: bool = False) -> tuple[list
             text = f"{path} is {_shown(old)} in the run and {_shown(value)} now"
             if path in _FREE_WITH_NOTE and not (path == "train.micro_batch_size" and config.model.num_experts):
                 notes.append(f"{text}: the numbers may differ from an uninterrupted run in their last bits")
-            elif change and path in _ON_DEMAND:
+            elif change and path in demanded:
                 notes.append(f"{text}, from here on")
                 changed[path] = (old, value)
             else:
@@ -170,7 +173,7 @@ def check_same(out: Path, config: Config, *, change: bool = False) -> tuple[list
     if wrong:
         keep = f"keep the run's values (--config {out / CONFIG})"
         demand = "let the new values hold from here on (--on-change continue), "
-        way = f"{keep}, {demand if all(path in _ON_DEMAND for path, _ in wrong) else ''}or start another run"
+        way = f"{keep}, {demand if all(path in demanded for path, _ in wrong) else ''}or start another run"
         raise UserError(f"--resume {out}: {'; '.join(text for _, text in wrong)}; {way}")
     return notes, changed
 

@@ -15,7 +15,6 @@ import torch
 from resformer.data import open_dataset
 from resformer.data.sampler import check_weights
 from resformer.errors import UserError
-from resformer.evaluate.loading import load_model
 from resformer.models import ResFormerConfig, ResFormerForCausalLM
 from resformer.models.accounting import account
 from resformer.parallel import Ranks
@@ -23,19 +22,12 @@ from resformer.train import checkpoint, imports, rundir, tensors
 from resformer.train.checkpoint import TrainState
 from resformer.train.config import Config
 from resformer.train.configure import to_toml, to_tree
-from resformer.train.distill import Teacher
+from resformer.train.distill import Source, Teacher
 from resformer.train.environment import environment, versions
 from resformer.train.estimate import estimate_memory, memory_line, time_line
 from resformer.train.files import put_back, write_atomic, write_json
 from resformer.train.initial import local
 from resformer.train.metrics import MetricsLog, read_rows
-
-
-@dataclass(kw_only=True)
-class Source:
-    """The model of `uptrain.source` while it is needed: for one score, or as long as the run distils from it."""
-
-    model: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,24 +107,6 @@ def open_data(config: Config, *, verify: bool = True) -> tuple[Any, Any]:
             domain, sequence_length=config.data.sequence_length, max_tokens=config.train.validation_tokens
         )
     return dataset, sampler
-
-
-def open_source(config: Config, described: ResFormerConfig, device: torch.device) -> Any:
-    """The model of `uptrain.source`, in evaluation mode on `device`, its weights as they are stored.
-
-    Raises:
-        UserError: there is none, or its vocabulary is not that of the model that is trained.
-    """
-    source = config.uptrain.source
-    assert source is not None
-    model, _ = load_model(source, device)
-    rows = model.config.get_text_config().vocab_size
-    if rows != described.vocab_size:
-        raise UserError(
-            f"uptrain.source {source} has a vocabulary of {rows} entries, the model one of {described.vocab_size}; "
-            "name the model that this one was made from"
-        )
-    return model.requires_grad_(False)
 
 
 def check_alike(config: Config, dataset: Any, ranks: Ranks) -> None:
