@@ -118,7 +118,7 @@ def test_export_says_which_step(corpus: Path, tmp_path: Path, capsys: pytest.Cap
     [
         (("tiny", "--sequence-length", -1), "--sequence-length is -1; expected 1 to"),
         (("tiny", "--vocab-size", 99999999999999999999), "--vocab-size is 99999999999999999999; expected 1 to"),
-        (("83m",), "unknown recipe '83m'; did you mean '82m'? (known: quick, tiny, mini, small, paper_2m,"),
+        (("83m",), "unknown recipe '83m'; did you mean '82m'? (known: quick, tiny, mini, small, uptrain, paper_2m,"),
         (("",), "RECIPE of `resformer plan` is empty"),
     ],
 )
