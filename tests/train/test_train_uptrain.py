@@ -250,13 +250,16 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(
     share: float,
     step: int,
 ) -> None:
-    start = tmp_path / "start"
+    start, theirs = tmp_path / "start", tmp_path / "source"
     shutil.copytree(shared, start)
-    config = edit(uptrain, {"train.init_from": str(start), "uptrain.source": str(source), "uptrain.kl": share})
+    shutil.copytree(source, theirs)
+    config = edit(uptrain, {"train.init_from": str(start), "uptrain.source": str(theirs), "uptrain.kl": share})
     train(config, tmp_path / "whole")
     crash_after(config, tmp_path / "cut", step, monkeypatch)
     if step == 12:
         shutil.rmtree(start)  # config.toml and the checkpoint say all
+        if not share:
+            shutil.rmtree(theirs)  # it was scored, and teaches nothing
     train(config, tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     kl = [row["kl"] for row in read_rows(tmp_path / "cut" / "metrics.jsonl") if "kl" in row]

@@ -51,7 +51,8 @@ def convert(
         out: The directory to write.
         variant: The variant of the new model.
         set: Options of the variant, as option=value: `--set granularity=head layers=last_third`; what is not set is
-            chosen for an exact start. Layers that share a value are the last third unless set.
+            chosen for an exact start. Layers that share a value are the last third unless set, and share that of the
+            layer before them.
         inexact: Convert although the variant has no exact start with these options; the new model computes something
             else from the first token on.
         calibration: Text on which the output projections of layers that share values are fitted: files, directories or

@@ -12,6 +12,7 @@ from . import check, families, weights
 from .checkpoint import judge, save
 from .place import check_target, new_directory
 from .source import open_source
+from .start import whole
 from .talk import Say, note, quiet
 
 # Fields of our config that a plain model need not share: they change nothing that it computes here.
@@ -151,11 +152,7 @@ def _plain(config: ResFormerConfig, field: str) -> Any:
 
 
 def _check_owned(source: str, config: ResFormerConfig) -> None:
-    gone = [
-        row.layer
-        for row in config.plan()
-        if not (row.owns_value and row.owns_key and row.owns_query and row.value_share == 1)
-    ]
+    gone = [row.layer for row in config.plan() if not whole(row)]
     if gone:
         raise UserError(
             f"{source}: variant {config.variant!r} has no projections of their own in layers "

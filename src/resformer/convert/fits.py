@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.plan import Row
 from ..data.console import Progress
 from ..errors import UserError
 from ..models.configuration import ResFormerConfig
 from ..models.modeling import ResFormerForCausalLM
+from .start import whole
 from .weights import is_ours_alone
 
 TOKENS = 65536
@@ -37,11 +37,6 @@ RIDGES = (0.3, 0.1, 0.03, 0.01, 0.003)
 _HELD_OUT = 8  # one window of so many is kept to measure on
 Sums = tuple[Tensor, Tensor, float]
 """X^T X `[I, I]`, X^T Y `[I, C]` and |Y|^2, in fp64."""
-
-
-def whole(row: Row) -> bool:
-    """The layer has all the projections of a plain Transformer's."""
-    return row.owns_value and row.owns_key and row.owns_query and row.value_share == 1
 
 
 def windows(texts: Iterable[str], tokenizer: Any | None, *, tokens: int, limit: ResFormerConfig) -> Tensor:

@@ -19,6 +19,7 @@ from ..core.registry import Variant, build
 from ..errors import UserError
 from .patch_flow import EnterAttention, attach, detach, is_attached
 from .patch_sites import Site, find_stack
+from .start import whole
 
 Model = TypeVar("Model", bound=nn.Module)
 RECORD = "resformer_patch"
@@ -192,7 +193,7 @@ def _obstacle(variant: Variant, row: Row, shape: Shape) -> str | None:
         if read.what != "value":
             what = {"table": "token tables", "hidden": "hidden states", "attention": "attention weights"}
             return f"its layers read {what.get(read.what, f'the {read.what} of another layer')}"
-    if not (row.owns_value and row.owns_key and row.owns_query and row.value_share == 1):
+    if not whole(row):
         return "its layers share queries, keys or values in place of their own"
     if row.stores != "mixed" or row.extends or any(read.state != "raw" for read in row.reads):
         return "its layers read what another layer's cache stores"

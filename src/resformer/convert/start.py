@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from ..core import registry
-from ..core.plan import Plan
+from ..core.plan import Plan, Row
 from ..core.policy import Shape
 from ..core.registry import Variant
 from ..errors import UserError
@@ -34,9 +34,14 @@ class Start:
     why: str = ""
 
 
+def whole(row: Row) -> bool:
+    """The layer has all the projections of a plain Transformer's, to their full width."""
+    return row.owns_value and row.owns_key and row.owns_query and row.value_share == 1
+
+
 def shares(plan: Plan) -> bool:
     """Some layer lacks a projection, or a part of one, that a plain Transformer has."""
-    return any(not (row.owns_value and row.owns_key and row.owns_query) or row.value_share < 1 for row in plan)
+    return not all(map(whole, plan))
 
 
 def choose(name: str, options: Mapping[str, Any], shape: Shape, *, trained: bool = True) -> Start:

@@ -179,7 +179,10 @@ def _parts(config: Config, out: Path, ranks: Ranks, notes: list[str], *, resume:
         if config.uptrain.morph_steps:
             morph(model, 0.0)  # complains where there is nothing to morph
         sampler.batch(1)  # what cannot be read stops us before an older run is removed
-        source = open_source(config, described, ranks.device) if config.uptrain.source is not None else None
+        # For the score before step 1 alone a run that is past it needs the source no more.
+        past = resume and min(checkpoint.steps(out / rundir.CHECKPOINTS), default=0) > 0
+        wanted = config.uptrain.source is not None and (config.uptrain.kl > 0 or not past)
+        source = open_source(config, described, ranks.device) if wanted else None
         return layout, dataset, sampler, described, model, source
 
     layout, dataset, sampler, described, model, source = ranks.together(alone)
