@@ -32,6 +32,16 @@ def test_calibration_text_is_taken_from_all_files_in_turn(tmp_path):
     assert max(map(len, pieces)) == command._PIECE
 
 
+def test_calibration_text_begins_with_the_beginnings_of_all_documents(tmp_path):
+    """One long book would else be all that a fit sees of a file."""
+    texts = ("a" * 10_000, "b" * 100, "c" * 5_000)
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "y.txt").write_text("y" * 100)
+    pieces = list(command._texts((str(tmp_path),)))
+    assert [piece[0] for piece in pieces] == ["a", "y", "b", "c", "a", "a", "c"]
+    assert sum(map(len, pieces)) == sum(map(len, texts)) + 100
+
+
 def test_no_more_files_are_opened_than_are_needed(tmp_path, monkeypatch):
     """A directory of a million files must not be read to its end for some thousand tokens."""
     from resformer.evaluate import text_source
@@ -128,14 +138,14 @@ def test_a_stop_in_the_middle_of_a_calibration_loses_nothing(tmp_path, number, c
     (tmp_path / "words.txt").write_text(f"{WORDS} " * 8)
     assert run(model, "--variant", "learnable", "--out", out) == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    sums, calls = fits._sums, []
+    solve, calls = fits._solve, []
 
     def stopped(*arguments, **more):
-        calls.append(sums(*arguments, **more))
+        calls.append(solve(*arguments, **more))
         os.kill(os.getpid(), number)
         raise AssertionError("a signal comes at once")
 
-    monkeypatch.setattr(fits, "_sums", stopped)
+    monkeypatch.setattr(fits, "_solve", stopped)
     arguments = ("--variant", "svformer", "--calibration", tmp_path / "words.txt", "--calibration-tokens", 4096)
     capsys.readouterr()
     if number == signal.SIGINT:
@@ -158,7 +168,7 @@ def test_a_calibration_from_files_is_told_and_written_down(tmp_path, capsys, mon
     assert run(model, "--variant", "svformer", *arguments) == 0
     said = capsys.readouterr()
     assert "loss on held-out calibration text" in said.out and "NOT equal to" in said.out
-    assert "layer 5: " in said.err and "of what attention adds follows" in said.err
+    assert "layer 5: " in said.err and "of what the stream lacks" in said.err
     assert "Loss on held-out calibration text" in (out / "README.md").read_text()
     assert json.loads((out / "config.json").read_text())["variant_options"] == {
         "layers": "last_third",

@@ -55,8 +55,8 @@ def convert(
             layer before them.
         inexact: Convert although the variant has no exact start with these options; the new model computes something
             else from the first token on.
-        calibration: Text on which the output projections of layers that share values are fitted: files, directories or
-            patterns, read as `resformer data prepare` reads them.
+        calibration: Text on which output and down projections of layers that share values are fitted: files,
+            directories or patterns, read as `resformer data prepare` reads them.
         calibration_tokens: Tokens of --calibration to use.
         to_hf: The way back: write a model of ours as the class of transformers that it came from, if its variant is
             neutral.
@@ -143,13 +143,18 @@ def _options(variant: str, texts: tuple[str, ...], config: Any) -> dict[str, Any
 
 
 def _texts(inputs: tuple[str, ...]) -> Iterator[str]:
-    """Pieces of all files in turn: as many tokens as are asked for may fit into the first one."""
+    """Pieces of all files in turn, the beginning of each document before the rest of any: as many tokens as are asked
+    for may fit into the first file, or into one book of it.
+    """
     from resformer.data import sources
     from resformer.evaluate.text_source import TextSource
 
     def pieces(name: str) -> Iterator[str]:
-        for document, _ in TextSource((name,)).documents():
-            for start in range(0, len(document.text), _PIECE):
+        source = TextSource((name,))
+        for document, _ in source.documents():
+            yield document.text[:_PIECE]
+        for document, _ in source.documents():
+            for start in range(_PIECE, len(document.text), _PIECE):
                 yield document.text[start : start + _PIECE]
 
     try:
@@ -186,7 +191,7 @@ def _show(model: str, result: Converted) -> None:
     gaps = _gaps(result.differences)
     print(f"equal to {model}: {gaps}" if result.exact else f"NOT equal to {model}: {gaps}; it needs training")
     if result.losses:
-        words = {"source": "of the source", "naive": "with its weights", "fitted": "with fitted output projections"}
+        words = {"source": "of the source", "naive": "with its weights", "fitted": "with fitted projections"}
         found = ", ".join(f"{value:.3f} {words[name]}" for name, value in result.losses.items())
         print(f"loss on held-out calibration text, nats per token: {found}")
     for what in result.unseen:

@@ -1,21 +1,26 @@
-"""Weights for layers that no longer have their own keys, values or queries: output projections by least squares.
+"""Weights for layers that no longer have their own keys, values or queries: projections by least squares.
 
-Shapes: B windows, T tokens, C hidden size, I = heads * head dim.
+Shapes: B windows, T tokens, C hidden size, I = inputs of a projection: heads * head dim, or the intermediate size.
 
-A layer n that shares gives X_n = A_n V_1 where the source gives U_n = A_n V_n and adds Y_n = U_n W_o^T to its stream.
-From calibration text we take the W of least |X_n W^T - Y_n|^2 over all tokens, with a ridge towards the source's W_o
-that held-out text chooses. What V_1 of a KV head has to become to stand for V_n is a linear map, and W_o takes it in.
-Fitting what attention adds, and not V_n itself, weights tokens as attention does, lets every query head have a map of
-its own, and also answers for shared keys and queries.
+A layer n that shares gives X_n = A_n V_1 where the source gives U_n = A_n V_n. From calibration text we take, one layer
+after the other, the output projection W_o of least |X_n W^T - Y_n|^2 over all tokens, and then the down projection of
+the feed-forward half behind it in the same way, each with a ridge towards the source's weights that held-out text
+chooses. Y_n is what the stream lacks: the source's stream after that half of the block, minus what goes into the half
+in the new model. So each projection also mends what those before it left.
 
-Both models run once. Every block of the new one is given the source's stream, so that all layers are fitted at the
-same time, and to inputs that they would see if the layers before them were perfect.
+What V_1 of a KV head has to become to stand for V_n is a linear map, and W_o takes it in. Fitting what attention adds,
+and not V_n itself, weights tokens as attention does, lets every query head have a map of its own, and also answers for
+shared keys and queries.
+
+Both models run once, a block at a time for all windows; below the first layer that shares they are one. Where norms
+stand behind the halves, so that what a projection should give does not follow from the stream, Y_n is what the source's
+projection gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,16 +29,18 @@ from torch import Tensor, nn
 from ..data.console import Progress
 from ..errors import UserError
 from ..models.configuration import ResFormerConfig
+from ..models.mlp import MixtureOfExperts
 from ..models.modeling import ResFormerForCausalLM
+from .course import BATCH, Course, watched
 from .start import whole
 from .weights import is_ours_alone
 
 TOKENS = 65536
 """Calibration tokens unless told otherwise."""
 WINDOW = 512
-BATCH = 4
-RIDGES = (0.3, 0.1, 0.03, 0.01, 0.003)
+RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 """Of the mean square of the inputs; the one that fits held-out windows best is taken, for each layer."""
+_FITTED_COST = 4  # a block that is fitted against one that is not, for the time that is left
 _HELD_OUT = 8  # one window of so many is kept to measure on
 Sums = tuple[Tensor, Tensor, float]
 """X^T X `[I, I]`, X^T Y `[I, C]` and |Y|^2, in fp64."""
@@ -68,7 +75,7 @@ def windows(texts: Iterable[str], tokenizer: Any | None, *, tokens: int, limit: 
 def fit(
     source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, *, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Fit the output projections of the layers of `model` that share, in place.
+    """Fit the output and down projections of the layers of `model` that share, in place.
 
     Args:
         source: the plain Transformer, in our host.
@@ -84,20 +91,26 @@ def fit(
     dtype = model.dtype
     _cast(source, torch.float32)
     _cast(model, torch.float32)
-    losses = {"source": mean_loss(source, held), "naive": mean_loss(model, held)}
-    before = {index: _projection(model, index).weight for index in layers}
+    before = {index: [projection.weight for projection in _projections(model, index)] for index in layers}
     label = f"calibrating on {used.numel():,} tokens, {held.numel():,} held out"
-    sums, checks = _sums(source, model, used, layers, label=label), _sums(source, model, held, layers)
-    for index in layers:
-        projection = _projection(model, index)
-        W, unexplained = _solve(sums[index], checks[index], projection.weight)
-        projection.weight = nn.Parameter(W)  # a new one: the source may share the old one
-        say(f"layer {index + 1}: {1 - unexplained:.1%} of what attention adds follows from what it now attends to")
+    costs = [_FITTED_COST if index in layers else 1 for index in range(len(model.model.layers))]
+    with Progress(label, sum(costs), True) as progress:
+        losses = {"source": mean_loss(source, held), "naive": mean_loss(model, held)}
+        texts = [_Text(model, source, part) for part in (used, held)]
+        for index, cost in enumerate(costs):
+            if index in layers:
+                first, *second = (f"{share:.1%}" for share in _fit_block(model, index, *texts))
+                behind = "".join(f", the feed-forward half {share}" for share in second)
+                say(f"layer {index + 1}: attention gives {first} of what the stream lacks{behind}")
+            for text in texts:
+                text.step(index)
+            progress.advance(cost)
     losses["fitted"] = mean_loss(model, held)
     if not losses["fitted"] < losses["naive"]:
         say("the fit does not lower the held-out loss and is left out; give more or other --calibration text")
-        for index, weight in before.items():
-            _projection(model, index).weight = weight
+        for index, weights in before.items():
+            for projection, weight in zip(_projections(model, index), weights, strict=True):
+                projection.weight = weight
         losses["fitted"] = losses["naive"]
     _cast(model, dtype)
     return losses
@@ -110,8 +123,11 @@ def _cast(model: ResFormerForCausalLM, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _projection(model: ResFormerForCausalLM, index: int) -> nn.Linear:
-    return model.model.layers[index].self_attn.o_proj
+def _projections(model: ResFormerForCausalLM, index: int) -> list[nn.Linear]:
+    """What is fitted in a block, in this order; a mixture of experts has no one down projection."""
+    block = model.model.layers[index]
+    plain = not isinstance(block.mlp, MixtureOfExperts)
+    return [block.self_attn.o_proj, *([block.mlp.down_proj] if plain else [])]
 
 
 @torch.no_grad()
@@ -123,53 +139,76 @@ def mean_loss(model: Any, ids: Tensor) -> float:
     return total / len(ids)
 
 
-@torch.no_grad()
-def _sums(
-    source: ResFormerForCausalLM, model: ResFormerForCausalLM, ids: Tensor, layers: Sequence[int], *, label: str = ""
-) -> dict[int, Sums]:
-    """Per layer the sums over all tokens; with a label progress is shown."""
-    sums: dict[int, Sums] = {}
-    with Progress(label, ids.numel(), bool(label)) as progress:
-        for part in ids.split(BATCH):
-            with _captured(source, model, layers) as (wanted, given):
-                source.model(input_ids=part, use_cache=False)
-                model.model(input_ids=part, use_cache=False)
-                for index in layers:
-                    x, y = given[index].flatten(0, 1).double(), wanted[index].flatten(0, 1).double()
-                    bias = _projection(model, index).bias
-                    y = y if bias is None else y - bias.double()
-                    new = (x.T @ x, x.T @ y, float(y.square().sum()))
-                    old = sums.get(index)
-                    sums[index] = new if old is None else (old[0] + new[0], old[1] + new[1], old[2] + new[2])
-            progress.advance(part.numel(), tokens=part.numel())
-    return sums
+class _Text:
+    """Windows on their way through both models.
 
-
-@contextmanager
-def _captured(
-    source: ResFormerForCausalLM, model: ResFormerForCausalLM, layers: Sequence[int]
-) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
-    """Within: run the source, then the model, whose blocks get the source's stream. Gives what the source's attention
-    adds `[B, T, C]` and what the model's output projections get `[B, T, I]`, by layer from 0.
+    Attributes:
+        course: the new model's.
+        goal: the source's; None as long as it is the same one.
+        wanted: for each projection of the block at hand and each batch of windows what decides about Y `[b * T, C]`:
+            the source's stream after that half of the block, or, with norms behind it, what its projection gives.
     """
-    stream: dict[int, Tensor] = {}
-    wanted: dict[int, Tensor] = {}
-    given: dict[int, Tensor] = {}
-    with ExitStack() as stack:
 
-        def hook(handle: Any) -> None:
-            stack.callback(handle.remove)
+    def __init__(self, model: ResFormerForCausalLM, source: ResFormerForCausalLM, ids: Tensor) -> None:
+        self.model, self.source = model, source
+        self.course = Course(model, ids)
+        self.goal: Course | None = None
+        self.wanted: list[list[Tensor]] = []
 
-        for index, block in enumerate(source.model.layers):
-            hook(block.register_forward_pre_hook(lambda _, args, at=index: stream.__setitem__(at, args[0])))
-        for index, block in enumerate(model.model.layers):
-            hook(block.register_forward_pre_hook(lambda _, args, at=index: (stream.pop(at), *args[1:])))
-        for index in layers:
-            out = _projection(source, index)
-            hook(out.register_forward_hook(lambda _m, _a, output, at=index: wanted.__setitem__(at, output)))
-            out = _projection(model, index)
-            hook(out.register_forward_pre_hook(lambda _m, args, at=index: given.__setitem__(at, args[0])))
-        yield wanted, given
+    def aim(self, index: int) -> None:
+        """The source goes through block `index`, and what it gives is what the new model's block should."""
+        goal = self.goal = self.goal or self.course.fork(self.source)
+        block, projections = goal.inner.layers[index], _projections(self.source, index)
+        self.wanted = [[] for _ in projections]
+        for part in range(len(goal)):
+            with ExitStack() as stack:
+                seen = [stack.enter_context(watched(projection)) for projection in projections]
+                before = goal.streams[part]
+                goal.step(index, part)
+            if block.norms_outputs:
+                made = [look["made"] for look in seen]
+            else:
+                made = [before.flatten(0, 1) + seen[0]["made"], goal.streams[part].flatten(0, 1)]
+            for wanted, tensor in zip(self.wanted, made, strict=False):
+                wanted.append(tensor)
+
+    def sums(self, index: int, which: int) -> Sums:
+        """Over all windows, for the projection `which` of block `index`."""
+        block, projection = self.course.inner.layers[index], _projections(self.model, index)[which]
+        total: Sums | None = None
+        for part, wanted in enumerate(self.wanted[which]):
+            with watched(projection) as seen:
+                out = self.course.attend(index, part) if which == 0 else self.course.out(index, part)[0]
+            x, y = seen["given"], wanted
+            if not block.norms_outputs:
+                y = y - (out.flatten(0, 1) - seen["made"])
+            if projection.bias is not None:
+                y = y - projection.bias
+            new = ((x.T @ x).double(), (x.T @ y).double(), float(y.double().square().sum()))
+            total = new if total is None else (total[0] + new[0], total[1] + new[1], total[2] + new[2])
+        assert total is not None
+        return total
+
+    def step(self, index: int) -> None:
+        """The new model goes through block `index`, and the source, unless it did or is the same so far."""
+        for part in range(len(self.course)):
+            self.course.step(index, part)
+            if self.goal is not None and not self.wanted:
+                self.goal.step(index, part)
+        self.wanted = []
+
+
+@torch.no_grad()
+def _fit_block(model: ResFormerForCausalLM, index: int, used: _Text, held: _Text) -> list[float]:
+    """Fit the projections of block `index`; of what each of them should give, the part that it does, held out."""
+    used.aim(index)
+    held.aim(index)
+    given = []
+    for which, projection in enumerate(_projections(model, index)):
+        W, left = _solve(used.sums(index, which), held.sums(index, which), projection.weight)
+        projection.weight = nn.Parameter(W)  # a new one: the source may share the old one
+        given.append(1 - left)
+    return given
 
 
 @torch.no_grad()
