@@ -42,6 +42,14 @@ def test_calibration_text_begins_with_the_beginnings_of_all_documents(tmp_path):
     assert sum(map(len, pieces)) == sum(map(len, texts)) + 100
 
 
+def test_a_bad_line_of_calibration_text_comes_with_advice_that_can_be_followed(tmp_path, capsys):
+    model = write(tmp_path / "llama", tokenizer=True)
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    arguments = ("--variant", "svformer", "--calibration", tmp_path / "bad.jsonl", "--out", tmp_path / "shared")
+    assert run(model, *arguments) == 2
+    assert capsys.readouterr().err.strip().endswith("; mend the file, or leave it out")
+
+
 def test_no_more_files_are_opened_than_are_needed(tmp_path, monkeypatch):
     """A directory of a million files must not be read to its end for some thousand tokens."""
     from resformer.evaluate import text_source
@@ -169,7 +177,8 @@ def test_a_calibration_from_files_is_told_and_written_down(tmp_path, capsys, mon
     said = capsys.readouterr()
     assert "loss on held-out calibration text" in said.out and "NOT equal to" in said.out
     assert "layer 5: " in said.err and "of what the stream lacks" in said.err
-    assert "Loss on held-out calibration text" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "Loss on held-out calibration text" in card and "way back" not in card  # it has no W_v to give back
     assert json.loads((out / "config.json").read_text())["variant_options"] == {
         "layers": "last_third",
         "anchors": [1, 3],

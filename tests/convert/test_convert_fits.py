@@ -11,8 +11,11 @@ from torch import Tensor
 
 from resformer.convert import fits, weights
 from resformer.convert.checkpoint import in_memory
+from resformer.convert.course import Course
+from resformer.convert.start import whole
 from resformer.errors import UserError
 from resformer.models.configuration import ResFormerConfig
+from resformer.models.modeling import ResFormerForCausalLM
 
 SHAPED = {
     "num_hidden_layers": 6,
@@ -44,10 +47,13 @@ def pair(variant: str, theirs=None, **options):
     """The source in our host, and the new model with the source's weights."""
     theirs = make("llama", **SHAPED) if theirs is None else theirs
     source = in_memory(theirs, variant="transformer")
+    config = ResFormerConfig(**{**plain_fields(source), "variant": variant, "variant_options": options})
+    return source, weights.build(config, source.state_dict())
+
+
+def plain_fields(source) -> dict:
     fields = {k: v for k, v in source.config.to_dict().items() if k in ResFormerConfig.__dataclass_fields__}
-    fields |= {"variant": variant, "variant_options": options, "variant_formula": None}
-    model = weights.build(ResFormerConfig(**fields), source.state_dict())
-    return source, model
+    return fields | {"variant_formula": None}
 
 
 def test_values_that_are_linear_maps_of_the_first_are_found_exactly():
@@ -156,27 +162,40 @@ def test_the_ridge_is_chosen_on_windows_that_are_not_fitted_to(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_projections_are_fitted_to_what_the_stream_lacks(family, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "variant", "options"),
+    [
+        ("llama", "svformer", {"layers": [3, 5], "anchors": [1, 4]}),
+        ("olmo2", "svformer", {"layers": [3, 5], "anchors": [1, 4]}),
+        ("llama", "skipv1", {"layers": [4, 5]}),
+        ("llama", "cla", {"group": 3}),
+        ("llama", "cla", {"share": "q"}),
+    ],
+)
+def test_projections_are_fitted_to_what_the_stream_lacks(family, variant, options, monkeypatch):
     """Layer after layer, against whole forward passes: to the source's stream where that says what is lacking, to what
     its projections give where norms stand behind them.
     """
     shaped = {key: value for key, value in SHAPED.items() if family == "llama" or key != "head_dim"}
     theirs = make(family, **shaped)
-    source, model = pair("svformer", theirs, layers=[3, 5], anchors=[1, 4])
+    source, model = pair(variant, theirs, **options)
     kept = {name: x.clone() for name, x in model.state_dict().items()}
-    solve, sums = fits._solve, []
-    monkeypatch.setattr(
-        fits, "_solve", lambda used, held, start: (sums.append((used, held)), solve(used, held, start))[1]
-    )
+    solve, solved = fits._solve, []
+
+    def spy(used, held, start):
+        weight, left = solve(used, held, start)
+        solved.append((used, weight.clone()))
+        return weight, left
+
+    monkeypatch.setattr(fits, "_solve", spy)
     ids = text_ids()
     fits.fit(source, model, ids, say=lambda text: None)
-    fitted = {name: x.clone() for name, x in model.state_dict().items()}
 
     used = ids[torch.arange(len(ids)) % 8 != 0]
     model.load_state_dict(kept)
-    places = [f"model.layers.{n}.{name}" for n in (2, 4) for name in ("self_attn.o_proj", "mlp.down_proj")]
-    for place, (found, _) in zip(places, sums, strict=True):
+    sharing = [row.layer - 1 for row in model.config.plan() if not whole(row)]
+    places = [f"model.layers.{n}.{name}" for n in sharing for name in ("self_attn.o_proj", "mlp.down_proj")]
+    for place, (found, weight) in zip(places, solved, strict=True):
         block = place.rpartition(".layers.")[0] + ".layers." + place.split(".")[2]
         ours, theirs_ = watch(model, used, block, place), watch(source, used, block, place)
         x, made = ours["given"], ours["made"]
@@ -191,7 +210,7 @@ def test_projections_are_fitted_to_what_the_stream_lacks(family, monkeypatch):
         assert torch.allclose(found[0], (x.mT @ x).double(), rtol=1e-4, atol=1e-4 * float(found[0].abs().max()))
         assert torch.allclose(found[1], (x.mT @ y).double(), rtol=1e-4, atol=1e-4 * float(found[1].abs().max()))
         assert found[2] == pytest.approx(float(y.double().square().sum()), rel=1e-4)
-        model.get_submodule(place).weight.copy_(fitted[f"{place}.weight"])  # the next one sees it
+        model.get_submodule(place).weight = torch.nn.Parameter(weight)  # the next one sees it; no one else's memory
 
 
 def watch(model, ids: Tensor, block: str, projection: str) -> dict[str, Tensor]:
@@ -213,6 +232,84 @@ def watch(model, ids: Tensor, block: str, projection: str) -> dict[str, Tensor]:
     for handle in handles:
         handle.remove()
     return {"block_in": seen["block_given"], "block_out": seen["block_made"], **seen}
+
+
+def host(**fields) -> ResFormerForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+    return ResFormerForCausalLM(ResFormerConfig(**{**sizes, **heads, "variant": "transformer", **fields})).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 5, "sliding_layers": [2, 3, 5]},
+        {"sliding_window": 5, "sliding_layers": [1], "nope_layers": [2, 6]},
+        {"position_embedding": "learned", "norm": "layernorm", "mlp": "plain"},
+        {"num_experts": 4},
+        {"norm_placement": "post", "qk_norm": True},
+        {"variant": "svformer", "variant_options": {"layers": [2, 5, 6], "anchors": [1, 4], "gamma": True}},
+        {"variant": "skipv1"},
+        {"variant": "cla", "variant_options": {"share": "kv", "group": 3}, "sliding_window": 5},
+        {"variant": "cla", "variant_options": {"share": "q"}},
+        {"variant": "dense"},
+    ],
+    ids=str,
+)
+def test_a_course_is_the_models_own_forward_pass(fields):
+    model, ids = host(**fields), text_ids(rows=6)  # a batch of four and one of two
+    expected: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _m, _a, output: expected.append(output[0]))
+    model(ids, use_cache=False)
+    whole_pass = list(expected)
+    course = Course(model, ids)
+    assert [len(stream) for stream in course.streams] == [4, 2]
+    for index, wanted in enumerate(whole_pass):
+        for part in range(len(course)):
+            course.step(index, part)
+        assert torch.allclose(torch.cat(course.streams), wanted, atol=1e-5, rtol=1e-5), f"layer {index + 1}"
+
+
+def test_a_course_refuses_what_goes_around_the_blocks():
+    for variant in ("denseformer", "value_embeddings"):
+        with pytest.raises(UserError, match="token tables or averages over depth"):
+            Course(host(variant=variant), text_ids(rows=1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_mean_loss_is_that_of_tokens_alone(experts):
+    """Five windows go in batches of four and one, and experts add nothing."""
+    model, ids = host(num_experts=experts), text_ids(rows=5)
+    logits = model(ids, use_cache=False).logits[:, :-1].double()
+    picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])
+    assert fits.mean_loss(model, ids) == pytest.approx(-float(picked.mean()), abs=1e-5)
+
+
+def test_a_fit_that_hurts_is_not_taken(monkeypatch):
+    monkeypatch.setattr(fits, "_solve", lambda used, held, start: (30 * torch.randn_like(start), 1.0))
+    source, model = pair("svformer", layers="last_third")
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    said: list[str] = []
+    losses = fits.fit(source, model, spoken_by(source), say=said.append)
+    assert said[-1].startswith("the fit does not lower the held-out loss and is left out")
+    assert losses["fitted"] == losses["naive"] > losses["source"]
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_experts_keep_their_down_projections():
+    source = host(num_experts=4)
+    config = ResFormerConfig(**{**plain_fields(source), "variant": "svformer", "variant_options": {"layers": [5, 6]}})
+    model = weights.build(config, source.state_dict())
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    losses = fits.fit(source, model, spoken_by(source), say=lambda text: None)
+    moved = {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
+    fitted = {f"model.layers.{index}.self_attn.o_proj.weight" for index in (4, 5)}
+    assert moved == (fitted if losses["fitted"] < losses["naive"] else set())
 
 
 class Words:

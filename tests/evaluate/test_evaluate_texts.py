@@ -14,6 +14,7 @@ from evaluate_helpers import POSITIONS, bos_tokenizer, gpt2, llama, one_by_one, 
 from transformers import ByT5Tokenizer
 
 from resformer.data.documents import Document
+from resformer.data.reading import Reading
 from resformer.errors import UserError
 from resformer.evaluate import evaluate_texts, score_texts
 from resformer.evaluate.encoding import TextEncoder, fingerprint, start_of_documents
@@ -200,8 +201,10 @@ def test_text_from_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--text: no file or directory '.*none'"):
         TextSource([tmp_path / "none"])
     (tmp_path / "bad.jsonl").write_text("{\n")
-    with pytest.raises(UserError, match=r"bad.jsonl:1: not valid JSON"):
-        list(TextSource([tmp_path / "bad.jsonl"]).documents())
+    with pytest.raises(UserError, match=r"bad.jsonl:1: not valid JSON.*; mend the file, or leave it out$"):
+        list(TextSource([tmp_path / "bad.jsonl"]).documents())  # where the user has no flag for it
+    with pytest.raises(UserError, match=r"; mend the file or pass --on-bad-line skip$"):
+        list(TextSource([tmp_path / "bad.jsonl"], Reading()).documents())
     np.array([1, 2], dtype=np.uint16).tofile(tmp_path / "ids.bin")
     with pytest.raises(UserError, match=r"ids.bin holds token ids, no text"):
         TextSource([tmp_path / "ids.bin"])

@@ -57,7 +57,7 @@ def convert(
             else from the first token on.
         calibration: Text on which output and down projections of layers that share values are fitted: files,
             directories or patterns, read as `resformer data prepare` reads them.
-        calibration_tokens: Tokens of --calibration to use.
+        calibration_tokens: Tokens of --calibration to use, at least 16 windows of 512 (or of the longest input).
         to_hf: The way back: write a model of ours as the class of transformers that it came from, if its variant is
             neutral.
         ignore_field: Fields of the source's config that have nothing to do with what it computes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..models.configuration import ResFormerConfig
+from .start import shares
 
 _LOAD = """\
 import resformer  # pip install resformer; makes the Auto classes know the architecture
@@ -32,6 +33,8 @@ def card(
         said += " It needs training before it is of use."
     if losses:
         said += f"\nLoss on held-out calibration text, nats per token: {', '.join(_loss(losses))}."
+    if not shares(config.plan()):
+        said += "\n\nThe way back, while the variant is neutral: `resformer convert DIR --to-hf --out OTHER`."
     return f"""\
 ---
 library_name: transformers
@@ -47,8 +50,6 @@ tags:
 `{config.variant_formula}`
 
 {said}
-
-The way back, while the variant is neutral: `resformer convert DIR --to-hf --out OTHER`.
 
 ```python
 {_LOAD}```

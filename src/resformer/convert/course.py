@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.carry import Carry
+from ..errors import UserError
 from ..models.masks import spans
 from ..models.modeling import ResFormerForCausalLM
 
@@ -22,15 +23,17 @@ BATCH = 4
 
 
 class Course:
-    """What goes into the next block: the stream `[b, T, C]` of each batch, and what layers before sent.
-
-    Only for models whose blocks get nothing but that: no token tables, no averages over depth.
-    """
+    """What goes into the next block: the stream `[b, T, C]` of each batch, and what layers before sent."""
 
     def __init__(self, model: ResFormerForCausalLM, ids: Tensor) -> None:
-        """Args: a model, and windows `[B, T]`."""
+        """Args: a model, and windows `[B, T]`.
+
+        Raises:
+            UserError: blocks get more than that, token tables or averages over depth.
+        """
         self.inner = model.model
-        assert self.inner.value_tables is None and not self.inner.depth_average
+        if self.inner.value_tables is not None or self.inner.depth_average:
+            raise UserError("--calibration fits no models with token tables or averages over depth")
         self.streams = [self._embedded(part) for part in ids.split(BATCH)]
         self.carries = [Carry(self.inner.plan, (), self.inner.last_reader) for _ in self.streams]
 

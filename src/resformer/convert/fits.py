@@ -6,15 +6,15 @@ A layer n that shares gives X_n = A_n V_1 where the source gives U_n = A_n V_n. 
 after the other, the output projection W_o of least |X_n W^T - Y_n|^2 over all tokens, and then the down projection of
 the feed-forward half behind it in the same way, each with a ridge towards the source's weights that held-out text
 chooses. Y_n is what the stream lacks: the source's stream after that half of the block, minus what goes into the half
-in the new model. So each projection also mends what those before it left.
+in the new model; so each projection also mends what those before it left. Where norms stand behind the halves, so that
+what a projection should give does not follow from the stream, Y_n is what the source's projection gives, and nothing
+is mended.
 
 What V_1 of a KV head has to become to stand for V_n is a linear map, and W_o takes it in. Fitting what attention adds,
 and not V_n itself, weights tokens as attention does, lets every query head have a map of its own, and also answers for
 shared keys and queries.
 
-Both models run once, a block at a time for all windows; below the first layer that shares they are one. Where norms
-stand behind the halves, so that what a projection should give does not follow from the stream, Y_n is what the source's
-projection gives.
+Both models run once, a block at a time for all windows; below the first layer that shares they are one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.console import Progress
@@ -78,13 +79,16 @@ def fit(
     """Fit the output and down projections of the layers of `model` that share, in place.
 
     Args:
-        source: the plain Transformer, in our host.
+        source: the plain Transformer, in our host; its weights become fp32.
         model: with the source's weights as far as it has a place for them.
         ids: calibration windows `[B, T]`; one in eight is held out.
         say: is told how well it went, and when the fit is not taken because it does not help.
 
     Returns:
         Held-out loss in nats per token of the "source", of the "naive" and the "fitted" model.
+
+    Raises:
+        UserError: the model has token tables or averages over depth, which a fit block by block does not see.
     """
     layers = [row.layer - 1 for row in model.config.plan() if not whole(row)]
     held, used = ids[::_HELD_OUT], ids[torch.arange(len(ids)) % _HELD_OUT != 0]
@@ -92,6 +96,7 @@ def fit(
     _cast(source, torch.float32)
     _cast(model, torch.float32)
     before = {index: [projection.weight for projection in _projections(model, index)] for index in layers}
+    target = "the source's does" if model.config.norm_placement == "post" else "the stream lacks"
     label = f"calibrating on {used.numel():,} tokens, {held.numel():,} held out"
     costs = [_FITTED_COST if index in layers else 1 for index in range(len(model.model.layers))]
     with Progress(label, sum(costs), True) as progress:
@@ -101,7 +106,7 @@ def fit(
             if index in layers:
                 first, *second = (f"{share:.1%}" for share in _fit_block(model, index, *texts))
                 behind = "".join(f", the feed-forward half {share}" for share in second)
-                say(f"layer {index + 1}: attention gives {first} of what the stream lacks{behind}")
+                say(f"layer {index + 1}: attention gives {first} of what {target}{behind}")
             for text in texts:
                 text.step(index)
             progress.advance(cost)
@@ -132,11 +137,12 @@ def _projections(model: ResFormerForCausalLM, index: int) -> list[nn.Linear]:
 
 @torch.no_grad()
 def mean_loss(model: Any, ids: Tensor) -> float:
-    """Nats per token of windows `[B, T]`."""
-    total = sum(
-        float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in ids.split(BATCH)
-    )
-    return total / len(ids)
+    """Nats per token of windows `[B, T]`, without what experts add to a training loss."""
+    total = 0.0
+    for part in ids.split(BATCH):
+        logits = model(input_ids=part, use_cache=False).logits[:, :-1].float()
+        total += float(F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
+    return total / ids[:, 1:].numel()
 
 
 class _Text:
@@ -145,7 +151,8 @@ class _Text:
     Attributes:
         course: the new model's.
         goal: the source's; None as long as it is the same one.
-        wanted: for each projection of the block at hand and each batch of windows what decides about Y `[b * T, C]`:
+        ahead: the source has gone through the block at hand.
+        wanted: for each projection of that block and each batch of windows what decides about Y `[b * T, C]`:
             the source's stream after that half of the block, or, with norms behind it, what its projection gives.
     """
 
@@ -153,11 +160,13 @@ class _Text:
         self.model, self.source = model, source
         self.course = Course(model, ids)
         self.goal: Course | None = None
+        self.ahead = False
         self.wanted: list[list[Tensor]] = []
 
     def aim(self, index: int) -> None:
         """The source goes through block `index`, and what it gives is what the new model's block should."""
         goal = self.goal = self.goal or self.course.fork(self.source)
+        self.ahead = True
         block, projections = goal.inner.layers[index], _projections(self.source, index)
         self.wanted = [[] for _ in projections]
         for part in range(len(goal)):
@@ -169,7 +178,7 @@ class _Text:
                 made = [look["made"] for look in seen]
             else:
                 made = [before.flatten(0, 1) + seen[0]["made"], goal.streams[part].flatten(0, 1)]
-            for wanted, tensor in zip(self.wanted, made, strict=False):
+            for wanted, tensor in zip(self.wanted, made[: len(projections)], strict=True):
                 wanted.append(tensor)
 
     def sums(self, index: int, which: int) -> Sums:
@@ -193,9 +202,9 @@ class _Text:
         """The new model goes through block `index`, and the source, unless it did or is the same so far."""
         for part in range(len(self.course)):
             self.course.step(index, part)
-            if self.goal is not None and not self.wanted:
+            if self.goal is not None and not self.ahead:
                 self.goal.step(index, part)
-        self.wanted = []
+        self.wanted, self.ahead = [], False
 
 
 @torch.no_grad()

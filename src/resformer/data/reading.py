@@ -41,6 +41,7 @@ class Report:
     """What the readers met: totals by kind, files with problems (with a sample of bad lines), suffixes passed over."""
 
     on_bad_line: str = "error"
+    can_skip: bool = True  # the user has the flag --on-bad-line
     totals: Counter[str] = field(default_factory=Counter)
     by_domain: dict[str, Counter[str]] = field(default_factory=dict)
     problems: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -54,7 +55,8 @@ class Report:
         """A line or file that cannot be used: an error, or with on_bad_line="skip" a count and a sample."""
         where = f"{file}:{line}" if line is not None else str(file)
         if self.on_bad_line == "error":
-            raise UserError(f"{where}: {reason}; mend the file or pass --on-bad-line skip")
+            way_out = "mend the file or pass --on-bad-line skip" if self.can_skip else "mend the file, or leave it out"
+            raise UserError(f"{where}: {reason}; {way_out}")
         self.totals[kind] += 1
         entry = self.problems.setdefault(str(file), {"sample": {}})
         entry[kind] = entry.get(kind, 0) + 1

@@ -30,9 +30,13 @@ class TextSource:
     """
 
     def __init__(self, inputs: Sequence[str | Path], reading: Reading | None = None) -> None:
-        """UserError: an input that is not there, or holds token ids."""
+        """Args: the inputs, and how the user wants them read (None: nobody asked).
+
+        Raises:
+            UserError: an input that is not there, or holds token ids.
+        """
         self.reading = Reading() if reading is None else reading
-        self.report = Report(on_bad_line=self.reading.on_bad_line)
+        self.report = Report(on_bad_line=self.reading.on_bad_line, can_skip=reading is not None)
         self._names = [str(name) for name in inputs]
         self._temporary: Any = None
         with _named():
