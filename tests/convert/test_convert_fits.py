@@ -188,8 +188,12 @@ def test_projections_are_fitted_to_what_the_stream_lacks(family, variant, option
         return weight, left
 
     monkeypatch.setattr(fits, "_solve", spy)
-    ids = text_ids()
-    fits.fit(source, model, ids, say=lambda text: None)
+    ids, said = text_ids(), []
+    fits.fit(source, model, ids, say=said.append)
+    assert ("what the source's does" in said[0], "what the stream lacks" in said[0]) == (
+        family == "olmo2",
+        family != "olmo2",
+    )
 
     used = ids[torch.arange(len(ids)) % 8 != 0]
     model.load_state_dict(kept)
