@@ -25,27 +25,29 @@ BATCH = 4
 class Course:
     """What goes into the next block: the stream `[b, T, C]` of each batch, and what layers before sent."""
 
-    def __init__(self, model: ResFormerForCausalLM, ids: Tensor) -> None:
-        """Args: a model, and windows `[B, T]`.
+    def __init__(self, model: ResFormerForCausalLM, streams: list[Tensor]) -> None:
+        """Args: a model, and the stream of each batch before a block after which nothing sent before it is read.
 
         Raises:
             UserError: blocks get more than that, token tables or averages over depth.
         """
-        self.inner = model.model
+        self.inner, self.streams = model.model, streams
         if self.inner.value_tables is not None or self.inner.depth_average:
             raise UserError("--calibration fits no models with token tables or averages over depth")
-        self.streams = [self._embedded(part) for part in ids.split(BATCH)]
-        self.carries = [Carry(self.inner.plan, (), self.inner.last_reader) for _ in self.streams]
+        self.carries = [Carry(self.inner.plan, (), self.inner.last_reader) for _ in streams]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: ResFormerForCausalLM, ids: Tensor) -> Course:
+        """From the embeddings of windows `[B, T]` on."""
+        course = cls(model, [model.model.embed_tokens(part) for part in ids.split(BATCH)])
+        learned = course.inner.embed_positions
+        if learned is not None:
+            course.streams = [x + learned(course.inner.positions(x, None, None, None)) for x in course.streams]
+        return course
 
     def __len__(self) -> int:
         return len(self.streams)
-
-    def fork(self, model: ResFormerForCausalLM) -> Course:
-        """The course of a plain Transformer that has come to the same place: its blocks so far were the same ones."""
-        other = Course.__new__(Course)
-        other.inner, other.streams = model.model, list(self.streams)
-        other.carries = [Carry(other.inner.plan, (), other.inner.last_reader) for _ in self.streams]
-        return other
 
     @torch.no_grad()
     def out(self, index: int, part: int) -> list[Tensor]:
@@ -65,12 +67,6 @@ class Course:
         """A batch goes through block `index`."""
         self.streams[part], *sent = self.out(index, part)
         self.carries[part].keep(index + 1, sent)
-
-    def _embedded(self, ids: Tensor) -> Tensor:
-        with torch.no_grad():
-            hidden = self.inner.embed_tokens(ids)
-            learned = self.inner.embed_positions
-            return hidden if learned is None else hidden + learned(self.inner.positions(hidden, None, None, None))
 
     def _received(self, index: int, part: int) -> tuple[Tensor, ...]:
         return (*self.carries[part].received(index + 1), *self.inner.layer_coefficients()[index])

@@ -40,7 +40,7 @@ TOKENS = 65536
 """Calibration tokens unless told otherwise."""
 WINDOW = 512
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
-"""Of the mean square of the inputs; the one that fits held-out windows best is taken, for each layer."""
+"""Of the mean square of the inputs; the one that fits held-out windows best is taken, for each projection."""
 _FITTED_COST = 4  # a block that is fitted against one that is not, for the time that is left
 _HELD_OUT = 8  # one window of so many is kept to measure on
 Sums = tuple[Tensor, Tensor, float]
@@ -108,7 +108,7 @@ def fit(
                 behind = "".join(f", the feed-forward half {share}" for share in second)
                 say(f"layer {index + 1}: attention gives {first} of what {target}{behind}")
             for text in texts:
-                text.step(index)
+                text.step(index, both=index not in layers)
             progress.advance(cost)
     losses["fitted"] = mean_loss(model, held)
     if not losses["fitted"] < losses["naive"]:
@@ -151,22 +151,21 @@ class _Text:
     Attributes:
         course: the new model's.
         goal: the source's; None as long as it is the same one.
-        ahead: the source has gone through the block at hand.
-        wanted: for each projection of that block and each batch of windows what decides about Y `[b * T, C]`:
+        wanted: for each projection of the block at hand and each batch of windows what decides about Y `[b * T, C]`:
             the source's stream after that half of the block, or, with norms behind it, what its projection gives.
     """
 
     def __init__(self, model: ResFormerForCausalLM, source: ResFormerForCausalLM, ids: Tensor) -> None:
         self.model, self.source = model, source
-        self.course = Course(model, ids)
+        self.course = Course.of(model, ids)
         self.goal: Course | None = None
-        self.ahead = False
         self.wanted: list[list[Tensor]] = []
 
     def aim(self, index: int) -> None:
         """The source goes through block `index`, and what it gives is what the new model's block should."""
-        goal = self.goal = self.goal or self.course.fork(self.source)
-        self.ahead = True
+        if self.goal is None:  # so far its blocks were the same ones, and a plain Transformer's send nothing
+            self.goal = Course(self.source, list(self.course.streams))
+        goal = self.goal
         block, projections = goal.inner.layers[index], _projections(self.source, index)
         self.wanted = [[] for _ in projections]
         for part in range(len(goal)):
@@ -198,13 +197,13 @@ class _Text:
         assert total is not None
         return total
 
-    def step(self, index: int) -> None:
-        """The new model goes through block `index`, and the source, unless it did or is the same so far."""
+    def step(self, index: int, *, both: bool) -> None:
+        """The new model goes through block `index`, and so does the source, unless it is the same one so far."""
         for part in range(len(self.course)):
             self.course.step(index, part)
-            if self.goal is not None and not self.ahead:
+            if both and self.goal is not None:
                 self.goal.step(index, part)
-        self.wanted, self.ahead = [], False
+        self.wanted = []
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def choose(name: str, options: Mapping[str, Any], shape: Shape, *, trained: bool
 
 def _nearest(plan: Plan) -> list[int]:
     """Layer 1, which is an anchor always, and the layer before the first one that shares: it has a value in the cache
-    anyway, which is far nearer to the values of those behind it than layer 1's.
+    anyway, from which more of what those behind it attend to follows by a linear map than from layer 1's.
     """
     before = next(row.layer for row in plan if not row.owns_value) - 1
     return [1] if before == 1 else [1, before]
